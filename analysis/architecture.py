@@ -1,7 +1,7 @@
 """Draws the folders of the package from its imports: `python -m analysis.architecture`.
 
 A folder stands right below the lowest that uses it. An arrow is left out where others lead to the
-same folder. The picture is `analysis/pictures/architecture.svg`.
+same folder.
 """
 
 import ast
@@ -34,7 +34,7 @@ ABOUT = {
 
 
 def uses() -> dict[str, set[str]]:
-    """Returns what each folder, or single module, of the package imports of the others."""
+    """Returns the folders and single modules of the package that each of them imports."""
     found = {name: set[str]() for name in ABOUT}
     for path in PACKAGE.rglob("*.py"):
         here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")

@@ -1,9 +1,7 @@
 """The best setting of each arm of a finished grid: `python analysis/best_rates.py WORKDIR`.
 
-For grids such as `grids/gossip`, whose points are named ARM, rate and seed. A row has an arm, its
-best learning rate and momentum by the median training loss over seeds (of the mean of nodes where
-the log has it), then that loss, the distance between nodes, the simulated seconds, each as median
-and range, and the megabytes that were sent.
+The points of such grids, as `grids/gossip`, are named ARM, rate and seed. The best is by the median
+training loss over seeds, of the mean of nodes where the log has it.
 """
 
 import sys

@@ -6,15 +6,13 @@
     124m       12    768     12    1024   bpe:25600   124,276,992
 
 The data are the sources of the installed packages, 170 MB of text, which `optdyn prepare packages`
-writes once (`problem/data/prepare.py`). Byte pairs need `pip install 'optdyn[bpe]'`: 229 MB of
-sources are 74 million tokens of 7,168, encoded in about 200 s of a core and 2.3 GB the first time,
-and loaded in 6 s later. `gpt:124m,synthetic` has synthetic tokens instead, for measurements.
+writes once. Byte pairs need `pip install 'optdyn[bpe]'`; 229 MB of sources are encoded in about
+200 s of a core and 2.3 GB the first time. `gpt:124m,synthetic` has synthetic tokens instead, for
+measurements.
 
-10m computes in float32, which is faster on a CPU, the others in bfloat16; 124m keeps only the
-inputs of its blocks (`config.model.remat`). AdamW at 1e-3, 6e-4 and 6e-4 has a warm-up of 200
-updates and half a cosine of decay. Batches are 64, 64 and 32 sequences;
-`--config.parallel.accumulation=8` divides them into eight parts if they do not fit. None of these
-was trained to its end here: that takes an accelerator.
+10m computes in float32, which is faster on a CPU. `--config.parallel.accumulation=8` divides
+batches into eight parts if they do not fit. None of these was trained to its end here: that takes
+an accelerator.
 """
 
 from typing import NamedTuple
@@ -43,7 +41,6 @@ SIZES = {
 
 
 def get_config(variant: str = "10m") -> od.Experiment:
-    """`variant` is SIZE or SIZE,synthetic. Raises `ConfigError` for others."""
     name, _, data = variant.partition(",")
     size = config_variant(SIZES, name)
     return od.Experiment(

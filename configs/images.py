@@ -11,8 +11,6 @@ from optdyn.base.errors import config_variant
 
 
 class Standard(NamedTuple):
-    """Mean and deviation of the channels of the training images, and their augmentation."""
-
     examples: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -35,10 +33,7 @@ RESNET = od.ResNet(channels=(16, 32, 64), blocks=9)
 
 
 def get_config(name: str = "fashion_mnist") -> od.Experiment:
-    """Returns three epochs of LeNet-5 on gray images, or of a residual network on coloured ones.
-
-    Raises `ConfigError` for an unknown data set.
-    """
+    """Returns three epochs of LeNet-5 on gray images, or of a residual network on coloured ones."""
     chosen = config_variant(STANDARD, name)
     epoch = chosen.examples // BATCH
     return od.Experiment(

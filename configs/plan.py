@@ -1,6 +1,6 @@
 """LeNet-5 on a device of 128 MiB, in a cluster of 1 Gb/s: an example for `launch.plan`.
 
-`--config=configs/plan.py:resnet` is a small residual network on a device of 256 MiB.
+`configs/plan.py:resnet` is a small residual network on a device of 256 MiB.
 """
 
 import optdyn as od
@@ -14,7 +14,6 @@ MODELS = {
 
 
 def get_config(name: str = "lenet") -> od.Experiment:
-    """Raises `ConfigError` if there is no such model."""
     model, memory = config_variant(MODELS, name)
     return od.Experiment(
         model=model,

@@ -1,7 +1,4 @@
-"""64 nodes with log-normal times, 30 %: the default config of `optdyn price`.
-
-They have 1 Gbit/s between them, and a node computes 32 examples for an update.
-"""
+"""64 nodes with log-normal times, 30 %: the default config of `optdyn price`."""
 
 import optdyn as od
 

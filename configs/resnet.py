@@ -3,15 +3,11 @@
     18    basic blocks in stages of 2, 2, 2, 2    11.2 million parameters for 10 classes
     50    bottlenecks in stages of 3, 4, 6, 3     25.6 million for 1,000
 
-They have preactivation (`problem/models/convnets.py`) and 64 to 512 channels, 2,048 at the
-bottlenecks' ends. Data are those of `configs/images.py`, by default fashion_mnist, or `synthetic`,
-224 x 224 images in 1,000 classes, for measurements. Images of 28 or 32 pixels a side have a stem
-that keeps their size, those of ImageNet, 224 here, its usual one.
+Data are those of `configs/images.py`, by default fashion_mnist, or `synthetic`, 224 x 224 images in
+1,000 classes, for measurements. Images of 28 or 32 pixels a side have a stem that keeps their size.
 
-Learning rate 0.1 for batches of 256, momentum 0.9, half a cosine of decay. Images of 224 x 224 are
-computed in bfloat16; on an accelerator `--config.model.dtype=bfloat16` is for small ones, too.
-`--config.model.norm=batch` and `--config.model.remat=True` work with both. None of these was
-trained to its end here: that takes an accelerator.
+Images of 224 x 224 are computed in bfloat16; on an accelerator `--config.model.dtype=bfloat16` is
+for small ones, too. None of these was trained to its end here: that takes an accelerator.
 """
 
 import optdyn as od
@@ -38,7 +34,6 @@ EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
 def get_config(variant: str = "18") -> od.Experiment:
-    """`variant` is DEPTH or DEPTH,DATA. Raises `ConfigError` for others."""
     depth, _, name = variant.partition(",")
     stages, name = config_variant(STAGES, depth), name or "fashion_mnist"
     epoch = config_variant(EXAMPLES, name) // BATCH

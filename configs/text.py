@@ -7,9 +7,7 @@ loss of three seeds is
     4e-3, as here    1.88 to 1.90 with one group (synchronous)   2.44 to 2.46 with four
     2e-3             2.05 to 2.09                                2.38 to 2.40
 
-(`--config.method.groups=4`; rates from 5e-4 to 3e-2 were tried with one seed. Rates of 8e-3 and
-more are a little better with one group, and worse with four. Momentum SGD, at rates from 6e-2 to 1,
-has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` has 300 updates.
+(`--config.method.groups=4`). The 1,500 updates end at 1.49. `:small` has 300 updates.
 """
 
 import optdyn as od
@@ -19,7 +17,6 @@ STEPS = {"": 1500, "small": 300}
 
 
 def get_config(size: str = "") -> od.Experiment:
-    """Raises `ConfigError` if there is no such size."""
     return od.Experiment(
         model=od.Transformer(blocks=2, width=64),
         # All 61,540 training and 3,111 test sequences would take as long as 1,000 updates.

@@ -11,8 +11,7 @@ worker takes 1 ms an example.
 
 A rule, `can_win`, says before a run whether asynchrony can win: the best number of groups makes
 updates in less than 0.6 of the seconds, HE(g) / HE(1), and the batch is at most a third of the
-gradient noise scale. The targets are losses that synchronous training reaches in some 500 to 1,500
-updates.
+gradient noise scale.
 
 Twelve more, `drawn-0` to `drawn-11`, were not used in development: network, batch, workers, service
 law, link and target are drawn from lists by a seed that was committed before any run.
@@ -48,13 +47,7 @@ NETWORKS: list[tuple[od.Model, tuple[float, ...]]] = [
 ]
 DRAWN_BATCHES = 16, 32, 64, 128
 DRAWN_WORKERS = 4, 8, 12, 16
-LAWS = [
-    od.Constant(),
-    VARIED,
-    od.LogNormal(1.0),
-    od.Gamma(0.5),
-    od.Exponential(),
-]
+LAWS = [od.Constant(), VARIED, od.LogNormal(1.0), od.Gamma(0.5), od.Exponential()]
 LATENCIES = 0.0, 1e-3, 4e-3  # seconds a message
 DRAWN = tuple(f"drawn-{i}" for i in range(12))
 DRAW = 20261125
@@ -89,7 +82,6 @@ def get_config(name: str = "small,stragglers") -> od.Experiment:
 
 
 def named_case(name: str) -> TuneCase:
-    """Returns one of the eight cases. Raises `ConfigError` for others."""
     batch, kind = config_variant(CASES, name)
     model = CNN if name in ("small,network", "small,uniform") else MLP
     size = BATCHES[batch]
@@ -103,7 +95,6 @@ def named_case(name: str) -> TuneCase:
 
 
 def drawn_case(name: str) -> TuneCase:
-    """Returns one of the drawn cases; a network is in three of them."""
     number = DRAWN.index(name)
     rng = np.random.default_rng((DRAW, number))
     model, targets = NETWORKS[number % len(NETWORKS)]

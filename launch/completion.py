@@ -1,5 +1,3 @@
-"""`optdyn completion`: print a script for shell completion."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

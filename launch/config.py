@@ -1,5 +1,3 @@
-"""`optdyn config`: print a config, or the differences of two."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

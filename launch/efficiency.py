@@ -1,5 +1,3 @@
-"""`optdyn efficiency`: measure staleness in extra updates."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

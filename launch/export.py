@@ -1,5 +1,3 @@
-"""`optdyn export`: export runs to W&B or MLflow."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-"""`optdyn list`: list what configs can name, shipped configs and keys."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

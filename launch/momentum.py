@@ -1,5 +1,3 @@
-"""`optdyn momentum`: fit implicit momentum to recordings."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

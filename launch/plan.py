@@ -1,5 +1,3 @@
-"""`optdyn plan`: plan mini-batch, algorithms and devices."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

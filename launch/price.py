@@ -1,5 +1,3 @@
-"""`optdyn price`: price methods on a cluster in seconds, without training."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-"""`optdyn profile`: profile an update on this machine."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

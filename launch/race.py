@@ -1,5 +1,3 @@
-"""`optdyn race`: train with real workers that race."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

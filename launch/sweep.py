@@ -1,5 +1,3 @@
-"""`optdyn sweep`: train a grid of runs."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

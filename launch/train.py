@@ -1,5 +1,3 @@
-"""`optdyn train`: train one run."""
-
 from optdyn.cli.main import run
 
 if __name__ == "__main__":

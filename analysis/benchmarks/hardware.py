@@ -1,14 +1,11 @@
 """The hardware model against this machine: `python -m analysis.benchmarks.hardware`.
 
-Predicted over measured seconds of synchronous updates by 1, 2 and 4 processes, `--batch` examples
-among them, by the trainer's own program.
+Predicted over measured seconds of synchronous updates by k = 1, 2 and 4 processes, of `--batch`
+examples together. The prediction is T_compute + T_wait + T_network:
 
-The prediction is T_compute(k) + T_wait(k) + T_network(k). T_compute is what a process takes for its
-share of the batch, all pieces together, in the mean, when all k compute at once and send nothing:
-they share cores and memory. T_wait is how much longer the slowest of k takes, E max of k single
-updates beyond their mean: of the measured times of single updates, nothing is fitted. T_network is
-an all-reduce of all parameters among k processes as one message, which is what shard_map sends.
-Every round times all of these and the program, in turn, in the same processes.
+    T_compute    mean seconds of a process for its share, when all k compute and send nothing
+    T_wait       E max of k measured single updates, minus their mean
+    T_network    an all-reduce of all parameters as one message, as of shard_map
 """
 
 import json
@@ -46,7 +43,6 @@ def slowest(seconds: np.ndarray, k: int) -> float:
 
 
 def config_of(model: str, batch: int) -> od.Experiment:
-    """Returns synchronous training over all devices."""
     return quickstart.get_config().with_(
         model=MODELS[model],
         optimizer=od.SGD(learning_rate=0.01, momentum=0.9),
@@ -75,12 +71,10 @@ def measure_here(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
         by_process = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
         single = multihost_utils.process_allgather(sum(map(singles, pieces.values()))).ravel()
         wait = slowest(single, jax.process_count()) - single.mean()
-        about = {"compute": by_process.mean(axis=0), "wait": np.full(rounds, wait)}
-        found[model] = about | {"network": np.zeros(rounds)} | seconds
-    return {
-        model: {name: np.array(seconds).tolist() for name, seconds in times.items()}
-        for model, times in found.items()
-    }
+        times = {"compute": by_process.mean(axis=0), "wait": np.full(rounds, wait)}
+        times |= {"network": np.zeros(rounds)} | seconds
+        found[model] = {name: np.array(values).tolist() for name, values in times.items()}
+    return found
 
 
 def singles(loop: Loop) -> np.ndarray:
@@ -109,7 +103,6 @@ def measure_in_processes(count: int, *arguments: int) -> dict[str, dict[str, lis
 
 
 def real_runs(rounds: int, batch: int) -> pd.DataFrame:
-    """Returns a row a model and number of processes."""
     rows = []
     for k in PROCESSES:
         for model, seconds in measure_in_processes(k, rounds, batch).items():

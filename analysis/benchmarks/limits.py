@@ -5,10 +5,9 @@
     flags     the trainer's update with flags of XLA over the one without, processes in turn
     leaves    an iteration of a scan whose carry of 4 MB has 60 or 300 leaves, over one with 4
     unrolled  two and four updates an iteration of the scan, over one; the MLP in plain JAX
-    layouts   dense weights held as (outputs, inputs), over (inputs, outputs); the same
+    layouts   dense weights (outputs, inputs) over (inputs, outputs); the MLP in plain JAX
 
-Every round runs all once, in random order. The models are those of `step_time.py`. Floats differ
-with the flags of fused operations.
+The models are those of `step_time.py`. Floats differ with the flags of fused operations.
 """
 
 import itertools
@@ -87,7 +86,7 @@ def peak(seconds: dict[str, np.ndarray]) -> Iterator[Row]:
 
 
 def flags(processes: int, rounds: int) -> Iterator[Row]:
-    """Yields ratios of least seconds, which others disturb least, with flags and without."""
+    """Yields ratios of least seconds, which other processes disturb least."""
     found: dict[str, list[list[float]]] = {name: [] for name in FLAGS}
     order = np.random.default_rng(0)
     for _ in range(processes):
@@ -104,7 +103,7 @@ def flags(processes: int, rounds: int) -> Iterator[Row]:
 
 
 def of_leaves(count: int) -> Timer:
-    """Returns a timer of a loop's iteration that multiplies a carry of so many leaves."""
+    """Returns a timer of a loop's iteration that multiplies a carry of `count` leaves."""
     carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
     factors = jnp.ones(ITERATIONS)
 

@@ -1,23 +1,22 @@
-"""Simulated seconds held against real ones over links of a known rate: `links.md` tells of them.
+"""Simulated seconds against real ones over links of a known rate (`links.md`).
 
     python -m analysis.benchmarks.links                # all rows, about 35 minutes on 2 quiet cores
     python -m analysis.benchmarks.links --minutes=9    # as many as fit; the same command goes on
     python -m analysis.benchmarks.links --only=delay,loss    # links that take time or lose packets
 
-Every process is a node in a network namespace of its own, bound to a core, behind a link that `tc`
-shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once:
+A process is a node, bound to a core, behind a link that `tc` shapes (`shaped.py`). Measured in
+turn, by all nodes at once:
 
     link       a plain TCP transfer around the ring
-    small      an all-reduce of 1 kB by those who carry the method's messages; if that is beside the
-               computing, while the node computes
-    step       updates of plain SGD on a node by itself, without a network
-    own        updates of the method on a node by itself: with what it makes of its messages
+    small      an all-reduce of 1 kB by the carrier of the method's messages; while the node
+               computes, if the exchange is beside the computing
+    step       updates of plain SGD on one node, without a network
+    own        updates of the method on one node, with the work on its messages
     together   updates of the method on all nodes, over the links
 
-The method's own clock says the seconds of as many updates on that cluster: a node computes as long
-as `own` took it, a link has the bandwidth of the plain transfer, and a message the latency of a
-small one. That is there and back on a link that takes time, as gloo's receiver asks before it is
-sent to. Rows that the record has are skipped, unless `--again`.
+The method's clock simulates a node that computes as long as `own`, with the bandwidth of `link` and
+the latency of `small`: there and back, as gloo's receiver asks before it is sent to. Rows that the
+record has are skipped, unless `--again`.
 """
 
 import json
@@ -96,9 +95,7 @@ class LinkRow(NamedTuple):
     loss: float = 0.0  # % of the packets to each node
 
     def __str__(self) -> str:
-        far = [f"delay {self.delay:g}"] * (self.delay > 0) + [f"loss {self.loss:g}"] * (
-            self.loss > 0
-        )
+        far = [f"{name} {x:g}" for name, x in zip(self._fields[4:], self[4:], strict=True) if x > 0]
         return " ".join([*far, *map(str, self[:4])])
 
     @property
@@ -118,24 +115,20 @@ METHODS: Mapping[str, Callable[[int], od.Method]] = {
     "top-k": lambda h: od.ModelAveraging(period=h, compression="top_k", compression_share=0.05),
     "gossip": lambda h: od.Gossip(graph="complete", gossip_order="adapt"),
 }
-APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
+BY_HOSTS = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
 PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
 PERIODS |= {"DiLoCo": (1, 8, 32, 128)}
-USUAL = (1, 8, 32)
+DEFAULT_PERIODS = (1, 8, 32)
 FAR = (("sync", 1), ("local SGD", 1), ("local SGD", 8), ("DiLoCo", 8))
 DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
 
 def all_rows() -> list[LinkRow]:
-    """Returns the rows of two nodes, a core each, and some of four, which share the cores.
-
-    Two nodes also have links that take time, and some that lose packets.
-    """
     pairs = [
         LinkRow(method, megabits, period)
         for megabits in SIZES
         for method in METHODS
-        for period in PERIODS.get(method, USUAL)
+        for period in PERIODS.get(method, DEFAULT_PERIODS)
     ]
     four = [
         LinkRow(method, megabits, period, nodes=4)
@@ -152,12 +145,11 @@ def all_rows() -> list[LinkRow]:
 
 
 def row_of(found: Mapping[str, Any]) -> LinkRow:
-    """Returns the row that was measured."""
     return LinkRow(*(found[name] for name in LinkRow._fields))
 
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config:
-    """Returns the row's method on so many nodes, or plain SGD."""
+    """Returns the row's method, or plain SGD, on this number of nodes."""
     size = SIZES[row.megabits]
     return Config(
         model=od.MLP(hidden=size.hidden),
@@ -175,8 +167,10 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config
 def line_of(config: Config) -> Timeline:
     """Returns the timeline of a config by its method's clock, as one epoch."""
     shapes = model_shapes(config)
-    network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
-    return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
+    model_info = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
+    return config.timeline(
+        steps_per_epoch=config.steps, update_bytes=shapes.bytes, model_info=model_info
+    )
 
 
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
@@ -203,7 +197,7 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
 
 
 def api_of(row: LinkRow) -> str:
-    return "overlap" if row.method in APART else "shard_map"
+    return "overlap" if row.method in BY_HOSTS else "shard_map"
 
 
 @contextmanager
@@ -234,7 +228,7 @@ def measure(
     row: LinkRow, ring: shaped.RingNeighbours, rounds: int, ordinary: bool = False
 ) -> dict[str, Any]:
     """Returns the measurements of the row's processes; all must call this together."""
-    prefer = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
+    prefer = row.method not in BY_HOSTS and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(False)  # heartbeats would wait until all is compiled
     run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
@@ -243,7 +237,7 @@ def measure(
         "own": timer(single_process_run(row), n, single_process),
         "together": timer(run, n),
     }
-    small = busy_sum(timers["step"]) if row.method in APART else small_sum()
+    small = busy_sum(timers["step"]) if row.method in BY_HOSTS else small_sum()
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     for timed in timers.values():
         timed()  # compiles
@@ -303,7 +297,6 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
 
 
 def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
-    """Runs one process of the job of these rows."""
     cache.enable()
     processes.initialize()
     ring = shaped.neighbours(jax.process_index(), jax.process_count())
@@ -314,7 +307,6 @@ def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
 
 
 def simulated(row: LinkRow, **keys: Any) -> float:
-    """Returns the seconds an update by the method's clock, from the first update to the last."""
     config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
     return float(line_of(config).seconds[-1]) / row.updates
 
@@ -322,8 +314,7 @@ def simulated(row: LinkRow, **keys: Any) -> float:
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the seconds an update of a row, measured and simulated, and their parts.
 
-    They are those of the round with the middle ratio of the two (the upper one of an even number of
-    rounds), since the machine's pace changes from round to round.
+    They are those of the round with the median ratio of the two, since the machine's pace changes.
     """
     rounds = len(found["together"][0])
     accounts = sorted((_account(found, i) for i in range(rounds)), key=itemgetter("ratio"))
@@ -332,7 +323,6 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
-    """Returns the account of one round."""
     row = row_of(found)
     step, computing, link, together = (
         np.array(found[name])[:, i] for name in ("step", "own", "link", "together")
@@ -425,7 +415,7 @@ def _job(
 
 
 def table_of(measured: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a row each, in ms an update."""
+    """Returns a row a measurement, in ms an update."""
     table = pd.DataFrame([account(found) for found in measured])
     table[SECONDS] *= 1e3
     return table
@@ -439,7 +429,6 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def save(measured: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> None:
-    """Prints the table and writes the record, from which the next start goes on."""
     table = table_of(measured.values())
     about = {
         "rounds": rounds,

@@ -1,20 +1,18 @@
 """The coverage of the momentum meter's intervals: `python -m analysis.benchmarks.meter_coverage`.
 
-Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how many 95 % intervals
-hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
-784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `widths`: more runs of two of these, whose
-estimates' own deviation says how narrow an interval of this estimator can be. `real`: LeNet-5 and a
-residual network on the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2
-blocks on text (600 of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6
-groups, rate 0.02, each fitted by itself, as a short window's reading may be off where a whole run's
-is not. `weak`: synchronous runs of the smaller MLP 784-32-10, where theory says 0, and little tells
-momentum from none. `laws`: the runs of `small` under laws of service that are not one term of
-momentum, with lags of steps and of gradients; what is to be covered is the equivalent momentum, E
-tau / (1 + E tau). That is 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean,
-but less where a bound makes them wait. `races`: the same of races of real workers (extra `ray`), E
-tau being that of each trace. A fit is believed if neither the J test nor the order of arrivals
-rejects its model.
-Runs that have ended are kept in a file of lines, and are not done again.
+One fit a run: how many 95 % intervals have theory's momentum, how wide they are, and how often the
+J test rejects at 5 %. The `--cells`:
+
+    small      an MLP on 4,000 MNIST images, 1,000 updates of 64
+    widths     more runs of two of these, for the deviation of the estimates
+    real       LeNet-5 and a residual network on Fashion-MNIST, a transformer on text
+    windows    parts of 1,200 updates, each fitted by itself
+    weak       synchronous runs of a smaller MLP, where theory says 0
+    laws       laws of service that are not one term of momentum, with lags of steps and gradients
+    races      the same of races of real workers (extra `ray`)
+
+In the last two the truth is the equivalent momentum E tau / (1 + E tau), which is 1 - 1/g unless a
+bound makes groups wait. Runs that have ended are in a file of lines and are not done again.
 """
 
 import json
@@ -64,7 +62,6 @@ def small() -> Iterator[dict[str, Any]]:
 
 
 def widths() -> Iterator[dict[str, Any]]:
-    """Yields enough runs for the estimates' deviation, which bounds the width of an interval."""
     yield from ({"groups": g, "seeds": 300} for g in (4, 16))
 
 
@@ -122,7 +119,6 @@ CELLS = {
 
 
 def config_of(cell: dict[str, Any], seed: int) -> od.Experiment:
-    """Returns the experiment of a cell."""
     name, groups, rate = cell.get("model", "mlp"), cell["groups"], cell.get("rate", 0.05)
     steps = cell.get("steps", {"mlp": 1000, "lenet": 900}.get(name, 600))
     if name in ("lenet", "resnet"):
@@ -184,7 +180,7 @@ def record(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
 def truth(cell: dict[str, Any]) -> list[float]:
     """Returns phi_1, ..., of the fitted model: of the whole update, or of the raw steps.
 
-    With lags of gradients it is only the equivalent momentum; a race has its own.
+    With lags of gradients it is only the equivalent momentum; a race has another.
     """
     implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
     if "bound" in cell:
@@ -210,18 +206,20 @@ def fit_line(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> d
     past = max(lags, 1 + late)
     heed = order.distance_to_epoch(start, stop, config.batch_size, examples, past, replacement)
     try:
-        it = fit([(moved[start:stop], recording.gradients[start:stop])], lags, late, heed=[heed])
+        fitted = fit(
+            [(moved[start:stop], recording.gradients[start:stop])], lags, late, heed=[heed]
+        )
     except NotIdentified as error:
         return {"refused": str(error)}
     ages = order_of_arrivals.ages(run.worker[start:stop], cell["groups"], late)
-    found = {"p": it.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
+    found = {"p": fitted.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
     if late:
-        return {"phi": [it.momentum], "error": [it.momentum_error], **found}
-    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), **found}
+        return {"phi": [fitted.momentum], "error": [fitted.momentum_error], **found}
+    return {"phi": fitted.phi.tolist(), "error": fitted.phi_error.tolist(), **found}
 
 
 def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:
-    """Does what is not in the file of lines yet, a run once for all that is fitted to it."""
+    """Returns all lines; runs that are not in the file are done, once for all their fits."""
     lines.parent.mkdir(parents=True, exist_ok=True)
     found = read_rows(lines)
     known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
@@ -241,7 +239,6 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
 
 
 def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """Returns a row a cell and coefficient."""
     table_rows = []
     for cell in cells:
         lines_of_cell = [line for line in lines if line["cell"] == cell]

@@ -2,8 +2,8 @@
 
     python -m analysis.benchmarks.outer_momentum
 
-On f(x) = 1/2 h x^2 a node makes H updates of SGD with rate alpha from theta, so that the D of what
-it sends, and the outer step with rate a and momentum mu, are, in the mean over batches,
+On f(x) = 1/2 h x^2 a node makes H updates of SGD with rate alpha from theta. With rate a and
+momentum mu of the outer step, in the mean over batches and for any number of nodes,
 
     D = theta - x_H = (1 - (1 - alpha h)^H) theta = k theta
 
@@ -11,16 +11,9 @@ it sends, and the outer step with rate a and momentum mu, are, in the mean over 
     DiLoCo   theta'' - theta' = mu (theta' - theta) - a (1 + mu) k theta' + a mu k theta
                                                                                       Nesterov
 
-for any number of nodes: a meeting is an update of momentum mu in a bowl of the *effective
-curvature* k. The larger H is, the nearer k is to 1 in all but the flattest directions.
-
-Derived here. "High dimensional theory of two-phase optimizers" (arXiv 2603.26954) calls DiLoCo on
-one node LA, with momentum SLA, and speaks of such a transformed spectrum; we read its abstract.
-
-Four nodes train on a noisy quadratic. The meter's fit (`momentum/moments.py`) gets the steps of
-meetings, and k theta as their gradients. Told are its momentum and rate beside those of the outer
-step, in how many of 40 seeds the meter does not refuse, and in how many of these its interval
-covers.
+so a meeting is an update of momentum mu in a bowl of the *effective curvature* k. Derived here
+(compare LA and SLA in arXiv 2603.26954, of which we read the abstract). The meter's fit
+(`momentum/moments.py`) gets the steps of meetings, and k theta as their gradients.
 """
 
 from collections.abc import Iterator
@@ -66,7 +59,6 @@ CASES = (
 
 
 def effective_curvature(period: int) -> np.ndarray:
-    """Returns the curvature k of each direction."""
     return 1 - (1 - RATE * np.asarray(curvatures(DIMENSION, CONDITION), float)) ** period
 
 
@@ -89,7 +81,6 @@ def config_of(case: OuterCase, meetings: int, noise: float, seed: int) -> od.Exp
 
 
 def _flat(params: Params) -> np.ndarray:
-    """Returns the leaves as one vector, (n,) float64."""
     return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
 
 
@@ -105,7 +96,7 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
 
 
 def read(case: OuterCase, meetings: int, seed: int) -> Fit:
-    """The meter's fit to a run, with a gradient before it where the outer step looks ahead."""
+    """Returns the meter's fit to a run, with a past gradient where the outer step is Nesterov's."""
     theta = after_meetings(config_of(case, meetings, noise=1.0, seed=seed))
     k = effective_curvature(case.period)
     return fit([(np.diff(theta, axis=0), k * theta[:-1])], gradient_lags=int(case.nesterov))

@@ -1,17 +1,13 @@
 """Races that are real: `-m analysis.benchmarks.race [--only=replay,overhead,predicted]`.
 
-    replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
-                server has or not; the parameters of the replay over the race's, by the same two
-                programs and by the simulator's one
-    overhead    seconds an update of a race with one worker over those of `launch.train`, of
-                batches so large that the latter are 20 ms
+    replay      4 workers race an MLP and LeNet-5, with and without merged dense blocks; the largest
+                difference of a parameter after the replay, over the largest parameter
+    overhead    seconds an update of a race with one worker over those of `launch.train`, at 20 ms
     predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
-                they share and a server that they queue for (`clock/arrivals.py`); rounds in
-                turn, the cores that were busy before each. The race of one runs beside another
+                they share and a server that they queue for (`clock/arrivals.py`)
 
-Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
-depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
-that there are. Needs the extra `ray`.
+XLA's sums depend on its threads, so this process takes as many as a worker has; the simulator's
+takes all. Needs the extra `ray`.
 """
 
 import os
@@ -51,17 +47,19 @@ PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
 def config_of(groups: int, steps: int, values: dict[str, Any]) -> Config:
-    shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    return quickstart.get_config().with_({**shared, "steps": steps, **values})
+    return quickstart.get_config().with_(keys_of(groups, steps, values))
+
+
+def keys_of(groups: int, steps: int, values: dict[str, Any]) -> dict[str, Any]:
+    method = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
+    return {**method, "steps": steps, **values}
 
 
 def start_run(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
-    """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
-    grouped = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    all_values = {**grouped, "steps": steps, **values}
-    keys = (f"--config.{key}={value}" for key, value in all_values.items())
+    """Starts a run of `config_of`; XLA has `threads` threads, or one a core."""
+    keys = (f"--config.{key}={value}" for key, value in keys_of(groups, steps, values).items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
     env |= {"NPROC": threads} if threads else {}
@@ -82,7 +80,6 @@ def difference(one: Path, other: Path) -> float:
 
 
 def replay(folder: Path) -> list[dict[str, Any]]:
-    """Returns a row a model and length."""
     found = []
     for model, values in {**MODELS, "cnn, merged": MERGED}.items():
         raced = folder / model
@@ -156,7 +153,7 @@ def predict(folder: Path) -> list[dict[str, Any]]:
     """Returns a row a model and number of workers: medians over the rounds, and the worst.
 
     The law is that of a race of one worker beside others of its kind, one to a core, so that no
-    core is idle, as none is in the races that are predicted. `alone`: the same of one by itself.
+    core is idle, as in the races that are predicted.
     """
     cores, found = os.cpu_count() or 1, []
     for model in PREDICTED:
@@ -180,7 +177,7 @@ def predict(folder: Path) -> list[dict[str, Any]]:
                     }
                 )
         for groups, samples in rounds.items():
-            columns = {name: np.array([it[name] for it in samples]) for name in samples[0]}
+            columns = {name: np.array([sample[name] for sample in samples]) for name in samples[0]}
             off = {name: values / columns["measured"] - 1 for name, values in columns.items()}
             about: dict[str, Any] = {"model": model, "workers": groups}
             about["cores busy before"] = float(np.median(busy))

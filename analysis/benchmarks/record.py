@@ -1,7 +1,4 @@
-"""The options of benchmarks, programs timed in turn, and the record of a result.
-
-Records have a table's rows, and the machine and versions that gave them.
-"""
+"""The options of benchmarks, programs timed in turn, and the record of a result."""
 
 import os
 import platform
@@ -21,7 +18,6 @@ Timer = Callable[[], float]  # seconds an update
 
 
 def options(description: str | None, out: Path | str, rounds: int = 0) -> ArgumentParser:
-    """Returns the parser of a benchmark's flags, with `--out` and, if it has any, `--rounds`."""
     parser = ArgumentParser(
         description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -32,7 +28,7 @@ def options(description: str | None, out: Path | str, rounds: int = 0) -> Argume
 
 
 def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
-    """Times each, (rounds,) seconds an update: a round runs all once, in random order."""
+    """Returns seconds an update, (rounds,) each; a round runs all timers once, in random order."""
     for timer in timers.values():
         timer()  # compiles
     order = np.random.default_rng(0)
@@ -44,13 +40,11 @@ def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
 
 
 def spread(ratios: np.ndarray) -> dict[str, float | str]:
-    """Returns median and quartiles as cells of a table."""
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
 
 
 def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:
-    """Prints the table and writes it to `out`, with the machine, versions and `about`."""
     print(table.to_string(index=False, float_format="{:.3f}".format))
     record = {
         "device": jax.devices()[0].device_kind,

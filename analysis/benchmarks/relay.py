@@ -1,12 +1,10 @@
-"""Links that take time: what a node sends is handed on to another so many seconds later.
+"""Links that take time: what a node sends arrives at another after a number of seconds.
 
     python -m analysis.benchmarks.relay 0.002 PID PID ...
 
-A kernel without `sch_netem` delays nothing by itself. So each node's device, `node0`, `node1`, ...,
-in the network namespace of its PID, is a tunnel whose other end is held here. A packet that was
-read waits and is then written to the node of its address. Large messages come whole, and the
-receiver's kernel takes them as the segments that they stand for, so that a link of 1 Gbit/s needs
-some thousand packets a second. Nothing is dropped. Who starts this ends it; the devices go with it.
+It serves kernels without `sch_netem`. The device `node0`, `node1`, ... in the network namespace of
+each PID is a tunnel whose other end is here. Large messages come whole, and the receiver's kernel
+cuts them into segments. Nothing is dropped. Whoever starts this ends it, and the devices with it.
 """
 
 import contextlib
@@ -33,7 +31,7 @@ WAITING = 10_000  # packets that wait for this process before any are dropped
 
 
 def tunnel(name: str) -> int:
-    """The other end of a new device of that name. Raises `OSError` who may not."""
+    """Returns the other end of a new device of that name. Raises `OSError` without the right to."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
     fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
@@ -43,7 +41,6 @@ def tunnel(name: str) -> int:
 
 
 def packets(end: int) -> Iterator[bytes]:
-    """Returns the IPv4 packets that a node has sent, at most those of a turn."""
     for _ in range(TURN):
         try:
             packet = os.read(end, HEADER + LARGEST)

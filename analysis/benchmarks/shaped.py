@@ -1,11 +1,9 @@
 """A private network for a few processes: each in a namespace, behind a link of a fixed rate.
 
-Nodes are `node0`, `node1`, ... at 10.77.0.1, 10.77.0.2, ...; each hangs on a bridge by a pair of
-virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. The bridge's end can
-lose packets. Where packets are to take time, `relay.py` is in the bridge's place, and the node's
-end alone is shaped. All of it belongs to namespaces without names, so it is gone when the processes
-are, however they end, and no file of the machine is changed: nodes see an /etc/hosts of their own.
-To be root is enough, or where the kernel allows it, and but for the relay, to be anybody.
+Nodes `node0`, ... at 10.77.0.1, ... hang on a bridge by pairs of virtual Ethernet devices, both
+ends of which `tc`'s token bucket shapes; with a delay `relay.py` replaces the bridge. The
+namespaces have no names, so all is gone when the processes are. It takes root, or, without the
+relay, a kernel that lets anybody make namespaces.
 """
 
 import contextlib
@@ -57,10 +55,7 @@ class Network(NamedTuple):
         return ["nsenter", *where, *command]
 
     def shape(self, bits: float) -> None:
-        """Limits all links to so many bits a second, in each direction.
-
-        The bridge's end has twice the burst, so that the node's own decides.
-        """
+        """Limits all links, in both directions; the node's end decides, as its burst is smaller."""
         for node in range(len(self.pids)):
             for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2))[: 1 + self.has_bridge]:
                 burst = wide * max(LEAST, BURST * bits / 8)
@@ -69,11 +64,10 @@ class Network(NamedTuple):
                 _call(self.at_node(node, command) if wide == 1 else command)
 
     def lose(self, share: float) -> None:
-        """Loses so many of the packets to each node from here on, by independent draws.
+        """Loses a share of the packets to each node, by independent draws.
 
         To be called once, on links that are shaped and have a bridge, before any connection is
-        made: nodes then send no packet that stands for several. A classifier that draws a number
-        sends what is to be lost into a queue that holds nothing.
+        made: nodes then send no packet that stands for several.
         """
         rate = f"rate 1gbit quantum {FRAME}"  # which nothing has
         drawn = f"4,32 0 0 {RANDOM},53 0 1 {share * 2**32:.0f},6 0 0 0,6 0 0 {2**32 - 1}"
@@ -90,7 +84,7 @@ class Network(NamedTuple):
 
 @contextlib.contextmanager
 def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
-    """Makes so many nodes, in this process's network namespace (`in_namespace`).
+    """Makes nodes in this process's network namespace (`in_namespace`).
 
     A packet from one to the other is under way for `delay` seconds.
     """
@@ -127,7 +121,7 @@ def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
 
 @contextlib.contextmanager
 def _held(command: Sequence[str]) -> Iterator[int]:
-    """A process that is there until the end, from when it has said that it is."""
+    """Yields the PID of a process that has printed a line, and kills it at the end."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent())
     with process:
         assert process.stdout
@@ -151,10 +145,8 @@ def _call(command: Sequence[str]) -> None:
 def preferred(fixed_core: bool) -> None:
     """Gives this process its core before all others, where the kernel allows it.
 
-    Other work on the machine would be stragglers that no clock knows of. A process that is the only
-    one on its core (`fixed_core`) has threads that do not take the core from one another either
-    (`links.md`). Else its session comes first: the kernel divides cores by session, so a niceness
-    would have no effect.
+    With `fixed_core` it is the only one on its core, and its threads do not take the core from one
+    another (`links.md`). Else its session comes first, as the kernel divides cores by session.
     """
     policy, priority = (os.SCHED_FIFO, 1) if fixed_core else (os.SCHED_OTHER, 0)
     with contextlib.suppress(OSError):
@@ -172,9 +164,9 @@ def sent_bytes(device: str) -> int:
 
 
 def job_command(network: Network, command: Sequence[str]) -> list[str]:
-    """The command of a job of `launch.local` whose processes are at the nodes, on a core each.
+    """Returns the command of a job of `launch.local` with a process at each node.
 
-    Cores are shared in turns where there are fewer.
+    Each has a core, which nodes share where there are fewer.
     """
     cores = sorted(os.sched_getaffinity(0))
     proxied = "${no_grpc_proxy:+no_grpc_proxy=" + address(0) + "}"
@@ -190,13 +182,11 @@ def job_command(network: Network, command: Sequence[str]) -> list[str]:
 
 
 class RingNeighbours(NamedTuple):
-    """The plain connections of a ring: to the next node, and from the one before."""
-
     right: socket.socket
     left: socket.socket
 
     def ring(self, size: int) -> float:
-        """Returns the seconds of messages of so many bytes from all nodes to the next, at once."""
+        """Returns the seconds in which all nodes at once send `size` bytes to the next one."""
         message, into = bytes(size), bytearray(min(size, 2**20))
         start = time.perf_counter()
         sending = Thread(target=self.right.sendall, args=(message,))
@@ -207,7 +197,7 @@ class RingNeighbours(NamedTuple):
         return time.perf_counter() - start
 
     def turns(self, count: int) -> float:
-        """Returns the seconds of a message of one byte, over so many one after the other."""
+        """Returns the seconds of a message of one byte, the mean of `count` in a row."""
         start = time.perf_counter()
         for _ in range(count):
             self.right.sendall(b".")

@@ -2,15 +2,11 @@
 
     one device      an update under each `parallel.api` on one device, over a `jax.jit` of a scan of
                     the same update in plain jax and optax
-    two processes   examples a second of `launch.local --processes=2` with shard_map, over torch
-                    DistributedDataParallel, eager and compiled (`--torch=PYTHON`, one that has
-                    torch); gloo carries the gradients and each process computes on one thread on
-                    both sides. Beside it what no such program can be faster than: DDP's seconds
-                    over those of two processes that exchange nothing, plus torch's all-reduce of
-                    as many numbers alone
+    two processes   examples a second of two processes with shard_map, over torch's DDP, eager and
+                    compiled (`--torch=PYTHON`, one that has torch), with gloo and one thread each
+    bound           DDP's seconds over those of computing without exchange plus torch's all-reduce
 
-MLP 784-256-256-10 and LeNet-5 on MNIST, SGD with momentum 0.9, as in `step_time`; batch 64 on one
-device, `--batch` over the two processes. The table has medians and quartiles over the rounds.
+Models and optimizer are those of `step_time`. `--batch` is that of the two processes together.
 """
 
 import contextlib
@@ -41,7 +37,6 @@ Job = Callable[[str], float]  # of a model's name: seconds an update
 
 
 def sharded_config(model: str, api: str, batch: int) -> Config:
-    """Returns the model's config over all devices."""
     return config_of(model, 1).with_({"parallel.api": api}, batch_size=batch)
 
 
@@ -59,7 +54,6 @@ def one_device(rounds: int) -> list[dict[str, Any]]:
 
 
 def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
-    """Returns a row a model: its examples a second over torch's."""
     here = [sys.executable, "-m", "analysis.benchmarks.sharded", f"--batch={batch}", "--work"]
     torch = [python, str(Path(__file__).with_name("torch_ddp.py")), str(batch), str(UPDATES)]
     commands = {
@@ -87,7 +81,6 @@ def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
 
 
 def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]:
-    """Returns the median milliseconds an update of both sides of a ratio."""
     return {
         "ms": 1e3 * float(np.median(seconds[one])),
         "ms of the other": 1e3 * float(np.median(seconds[other])),
@@ -98,8 +91,7 @@ def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]
 def job(command: list[str]) -> Iterator[Job]:
     """Starts `command FOLDER` in processes that read models' names from the pipes FOLDER/RANK.
 
-    All read the name of a model, and process 0 answers `seconds NUMBER`; meanwhile they sleep.
-    Raises OSError if they ended instead.
+    Process 0 answers a name with `seconds NUMBER`. Raises OSError if it ended instead.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         pipes = [Path(folder, str(rank)) for rank in range(PROCESSES)]
@@ -125,7 +117,7 @@ def job(command: list[str]) -> Iterator[Job]:
 
 
 def work(batch: int, folder: Path, together: bool) -> None:
-    """Runs our side of `two_processes`, as one of its processes, or with its part of a batch."""
+    """Runs one of our processes of `two_processes`, with or without the exchange."""
     rank = int(os.environ["OPTDYN_PROCESS"])
     if together:
         processes.initialize()

@@ -1,17 +1,15 @@
 """Asynchronous updates as groups and parameters grow: `python -m analysis.benchmarks.snapshots`.
 
-MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
-to 1,024 whose versions are kept as `config.method.snapshots` says; or, by `--parameters 10m` or
-`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 256 tokens. A process each of a
-way and a size, in which groups only become more, so that its peak is that of the last. Per row:
+MLPs of 10^4 to 10^7 parameters on MNIST, batch 16, or (`--parameters 10m` or `124m`) those of
+`configs/gpt.py` in float32, with 4 to 1,024 groups. A new process takes a way and a size, with
+growing groups, so that its peak is that of the last. Per row:
 
     seconds     an update, the median of the rounds
     over sync   of the synchronous one that was run in turn, the median of ratios
-    GiB         what the process took at its peak, more than after a small run
-    said        what `train/memory_checks.py` says before the run
+    GiB         the process's peak, less that after a small run
+    said        the need by `train/memory_checks.py` before the run
 
-What would not fit into `--memory` is left out. Exponents are slopes of logarithms, of the last
-three points of each line: groups at each size, parameters at each number of groups.
+Exponents are slopes of logarithms, of the last three points of each line.
 """
 
 import json
@@ -52,7 +50,7 @@ def config_of(size: str, groups: int, kept: str = "") -> od.Experiment:
 
 
 def mlp(size: int) -> od.Experiment:
-    """Returns the wider MLP of so many parameters.
+    """Returns the wider MLP of about `size` parameters.
 
     They are 795 h + 10 of one hidden layer, or h^2 + 796 h + 10 of two.
     """
@@ -68,15 +66,13 @@ def transformer(size: str) -> od.Experiment:
 
 
 class Updates:
-    """A run's program and its state, to be timed."""
-
     def __init__(self, config: od.Experiment):
         self.run = trainer.prepare(config)
         self.state, *self.rest, _ = loop.advance_arguments(self.run, CHUNK)
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:
-        """Returns the seconds of an update, of the next n."""
+        """Returns the mean seconds of the next n updates."""
         examples, *events = self.rest
         self.rest = examples, *jax.tree.map(lambda leaf: np.roll(leaf, -n, axis=0), events)
         start = time.perf_counter()
@@ -86,18 +82,17 @@ class Updates:
 
 
 def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[float, float]:
-    """Returns medians over rounds of n updates: seconds an update, and their ratio."""
+    """Returns the medians over rounds of n updates: seconds an update, and their ratio."""
     pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
     return float(np.median(pairs[:, 0])), float(np.median(pairs[:, 0] / pairs[:, 1]))
 
 
 def resident(kind: str) -> int:
-    """Returns the bytes of this process, as Linux shows them."""
+    """Returns the bytes of this process by Linux's `VmRSS:` or `VmHWM:`."""
     return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
 
 
 def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
-    """Yields a row a number of groups, as long as they fit."""
     plain = Updates(config_of(size, 1))
     Updates(config_of(size, 2, KEPT[kept]))
     before = resident("VmRSS:")

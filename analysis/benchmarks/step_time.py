@@ -1,15 +1,12 @@
 """Time an update, as ratios of programs run in turn: `python -m analysis.benchmarks.step_time`.
 
     asynchronous   one simulated asynchronous update, 16 groups, over one synchronous update
-    hand-written   the trainer's update over a `lax.scan` of the same update in plain jax and optax;
-                   and of that the asynchronous one, which keeps a version for each group, over the
-                   synchronous one: less than this no program of such a table takes
+    hand-written   the trainer's update over a `lax.scan` of the same update in plain jax and optax
+                   and of these the asynchronous one over the synchronous one
     torch          the trainer's update over torch's, eager and by `torch.compile`
                    (`--torch=PYTHON`, one that has torch)
 
-MLP 784-256-256-10 and LeNet-5 (channels 6 and 16, dense layers 120 and 84) on MNIST, batch 64, SGD
-with momentum 0.9. Every round runs all programs once, in random order, and gives one of each ratio;
-the table has their medians and quartiles.
+MLP 784-256-256-10 and LeNet-5 on MNIST, batch 64, SGD with momentum 0.9.
 """
 
 import os
@@ -49,7 +46,7 @@ def config_of(model: str, groups: int) -> od.Experiment:
 
 
 def repeated(config: od.Experiment) -> Callable[[int], Any]:
-    """The trainer's own compiled program for so many updates, called as the trainer calls it."""
+    """Returns the trainer's compiled program, called for n updates as the trainer calls it."""
     run = trainer.prepare(config)
     layout, rng = run.program.layout, np.random.default_rng(0)
     indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
@@ -68,7 +65,7 @@ def repeated(config: od.Experiment) -> Callable[[int], Any]:
 
 
 def ours(config: od.Experiment, updates: int) -> Timer:
-    """Returns a timer of one of so many updates of the trainer's program."""
+    """Returns a timer of the trainer's program: the mean seconds of `updates` updates."""
     loop = repeated(config)
 
     def once() -> float:
@@ -84,9 +81,8 @@ def by_hand(
 ) -> Timer:
     """Returns a timer of the program that a researcher would write for this model only.
 
-    The loop may do several updates an iteration, and dense weights may be (outputs, inputs). With
-    `groups` it is asynchronous: one of them, drawn, delivers a gradient at the version that it
-    last read, and reads the new one.
+    With `turned` dense weights are (outputs, inputs). With `groups` it is asynchronous: a drawn
+    group delivers a gradient at the version that it last read, and reads the new one.
     """
     run = trainer.prepare(config_of(model, 1))
     images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
@@ -138,7 +134,6 @@ def by_hand(
 
 
 def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
-    """Starts `torch_updates.py` under another interpreter, with a thread a core."""
     script = Path(__file__).with_name("torch_updates.py")
     command = [python, str(script), str(os.cpu_count()), form]
     pipe = subprocess.PIPE

@@ -1,10 +1,9 @@
 """The same updates in torch DistributedDataParallel over gloo, for `sharded`.
 
-`torch_ddp.py BATCH UPDATES FORM FOLDER` under `launch.local` and any Python that has torch: one
-thread a process, the global batch split over the processes; FORM is `eager`, or `compiled` for
-`torch.compile` of the model, or `exchange` for an all-reduce of as many numbers and no more. Each
-line of the pipe FOLDER/RANK is a model's name; process 0 answers `seconds` and those of one update.
-Batches lie ready as float tensors, as in `torch_updates`.
+    torch_ddp.py BATCH UPDATES FORM FOLDER
+
+FORM is `eager`, `compiled` (`torch.compile` of the model), or `exchange` (only an all-reduce of as
+many numbers). A line of the pipe FOLDER/RANK is a model's name; process 0 answers `seconds NUMBER`.
 """
 
 import os
@@ -20,12 +19,8 @@ from torch_updates import lenet, mlp
 
 
 def main():
-    batch, updates, form, folder = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        sys.argv[3],
-        Path(sys.argv[4]),
-    )
+    batch, updates = map(int, sys.argv[1:3])
+    form, folder = sys.argv[3], Path(sys.argv[4])
     rank, processes = (int(os.environ[f"OPTDYN_{name}"]) for name in ("PROCESS", "PROCESSES"))
     torch.set_num_threads(1)
     distributed.init_process_group(

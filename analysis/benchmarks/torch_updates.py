@@ -1,9 +1,8 @@
-"""The same updates in torch, for `step_time`; runs under any Python that has torch.
+"""The same updates in torch, for `step_time`: `torch_updates.py THREADS FORM`.
 
-`torch_updates.py THREADS FORM`, FORM being `eager`, or `compiled` for `torch.compile` of the loss
-and of the optimizer. Reads `NAME UPDATES` lines and answers each with the seconds of one update.
-Batches lie ready as
-float tensors: torch is not charged for choosing and scaling them, as our side is.
+FORM is `eager`, or `compiled` for `torch.compile` of loss and optimizer. A line `NAME UPDATES` is
+answered with the seconds of one update. Batches lie ready as float tensors, so torch is not charged
+for choosing and scaling them.
 """
 
 import itertools

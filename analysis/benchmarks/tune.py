@@ -1,20 +1,16 @@
 """`launch.tune` against tuned synchronous training: `python -m analysis.benchmarks.tune`.
 
-Every case of `configs/tune.py`, seeds 30, 31, 32, on which nothing was developed. Two fixed
-settings are tuned on the seeds 3 and 4, by pattern search until both neighbours on every ladder
-are worse: of one group, momentum and learning rate (`synchronous`); of any groups, those too
-(`best`). On the reporting seeds, in simulated seconds to the target,
+Two fixed settings of each case of `configs/tune.py` are tuned on seeds 3 and 4: of one group
+(`synchronous`), and of any number (`best`). On other seeds, in simulated seconds to the target:
 
     MODE           with its probes and measurements, over the tuned synchronous without any
-    pick           the setting that the mode first trained with, alone from the start, over `best`
+    pick           the setting that the mode first trained with, from the start, over `best`
     at 4x, 2x      the mode, and the best fixed setting, over the synchronous one, to 4 and 2 times
-                   the target, for one loss is little of a curve; settings are tuned for the target
+                   the target
 
-Where asynchrony cannot win by the rule of `configs/tune.py` the default mode is to be at most 1.15
-in the median, where it can, at most 0.8, and every run is to arrive; a pick is good within a tenth.
-Of the drawn cases (`--cases drawn-0 ... drawn-11 --modes predictive`) it can win where the best
-fixed setting takes at most 0.8 of the synchronous one's seconds, in the median of the seeds; the
-mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the same command goes on.
+The default mode should be at most 1.15 in the median where asynchrony cannot win by the rule of
+`configs/tune.py`, and 0.8 where it can; a pick is good within a tenth. In drawn cases it can win
+where the best fixed setting takes at most 0.8. Interrupted, the same command goes on.
 """
 
 import math
@@ -45,17 +41,13 @@ from optdyn.tune.choice import Choice
 Curve = Sequence[Sequence[float]]
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
-GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
+GOOD = 1.1  # of a pick, over the best fixed setting
 ON_THE_WAY = 4, 2  # times the target
 PAYS = 0.8  # of the drawn cases: the best fixed setting over the synchronous one
 
 
 def fixed(study: Study, case: str) -> dict[str, Any]:
-    """Returns the best setting of one group and the best of all, and whether they are interior.
-
-    Of groups by themselves, as their updates take unlike seconds; those that make updates no tenth
-    faster than fewer are left out, as staleness lowers no updates.
-    """
+    """Returns the best setting of one group and of all numbers, and whether both are interior."""
     config = cases.get_config(case)
     found = {1: tuned(study, config, 1)}
     pace, g = cases.pace(config, 1), 2
@@ -64,14 +56,11 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
             pace, found[g] = cases.pace(config, g), tuned(study, config, g)
         g *= 2
     best = min(found, key=lambda g: found[g].cost)
-    interior = all(found[g].interior for g in (1, best))
-    return {"synchronous": setting(found[1]), "best": setting(found[best], best)} | {
-        "interior": interior
-    }
+    settings = {"synchronous": setting(found[1]), "best": setting(found[best], best)}
+    return settings | {"interior": all(found[g].interior for g in (1, best))}
 
 
 def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
-    """Returns the best learning rate and momentum of so many groups, by seconds."""
     step, momentum = START[8 if config.batch_size <= 16 else 64]
     chosen = config.with_({"method.groups": groups}, steps=STEPS)
     arm = arms.sgd(chosen, step / groups**0.5, momentum if groups == 1 else 0.0)
@@ -81,7 +70,6 @@ def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
 def measure(
     case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
-    """Returns a row of the table."""
     config = cases.get_config(case)
     target = config.tune.target
     fixed = {name: attempt(config, seed, best[name]).curve for name in ("synchronous", "best")}
@@ -122,7 +110,7 @@ def _first(curve: Curve, loss: float) -> float:
 
 
 def _with_probes(lines: Sequence[Json], loss: float) -> float:
-    """Returns the seconds of a mode to a loss, with all that it tried until then."""
+    """Returns the seconds of a mode to a loss, with its probes until then."""
     for i, line in enumerate(lines):
         seconds = _first(line.get("curve", ()), loss)
         if seconds < math.inf:
@@ -155,9 +143,8 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
     arguments = parser.parse_args()
     with Study(arguments.workdir, "small", arguments.choose, arguments.report) as study:
-        best = dict(
-            zip(arguments.cases, study.map(lambda c: fixed(study, c), arguments.cases), strict=True)
-        )
+        settings = study.map(lambda case: fixed(study, case), arguments.cases)
+    best = dict(zip(arguments.cases, settings, strict=True))
     with pool_on_cores(cores()) as pool:
         jobs = [
             pool.submit(measure, case, seed, arguments.modes, best[case], arguments.workdir)

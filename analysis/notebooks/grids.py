@@ -1,8 +1,4 @@
-"""The notebooks' grids, smaller than those of `configs/grids`.
-
-`--config=analysis/notebooks/grids.py:TABLE`, TABLE a notebook's name. Each takes less than two
-minutes on 2 cores.
-"""
+"""The notebooks' grids, under two minutes each: `--config=analysis/notebooks/grids.py:TABLE`."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,18 +11,15 @@ GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1
 
 
 def get_config(table: str) -> od.Grid:
-    """Raises KeyError if there is no such table."""
     return TABLES[table]()
 
 
 def implicit_momentum() -> od.Grid:
-    """The grid of the notebook on implicit momentum."""
     base = od.config("grids/implicit_momentum").base.with_(log_every=5, checkpoint_every=0)
     return od.Grid(base, [*fits(), *equivalents(), metered()])
 
 
 def fits() -> Iterator[Point]:
-    """Yields replicas of the quadratic and of the MLP, for the fits."""
     for model, replicas in (("quadratic", 2000), ("mlp", 200)):
         for point in od.config(f"grids/implicit_momentum:{model}").points:
             name = f"{model}-{point['name']}"
@@ -34,7 +27,6 @@ def fits() -> Iterator[Point]:
 
 
 def asynchronous(groups: int) -> Point:
-    """Returns as many memoryless workers as groups."""
     return {
         "method.name": "asynchronous",
         "method.groups": groups,
@@ -73,7 +65,6 @@ def equivalents() -> Iterator[Point]:
 
 
 def metered() -> Point:
-    """Returns a metered run of the MLP at g = 4, in shuffled epochs of all images."""
     return {
         "name": "meter",
         **MLP,
@@ -91,7 +82,7 @@ def metered() -> Point:
 
 
 def tradeoff() -> od.Grid:
-    """The quickstart grid's batches of 64: momentum 0.9 kept, and tuned, at 1 to 16 groups."""
+    """Returns the quickstart grid's batches of 64: momentum 0.9 and tuned, at 1 to 16 groups."""
     whole = od.config("grids/quickstart")
     trained = (point for point in whole.points if not point["name"].startswith(("fit", "meter")))
     return od.Grid(whole.base, [point for point in trained if point["batch_size"] == 64])
@@ -106,7 +97,6 @@ def daso() -> od.Grid:
 
 
 def exchanges() -> Iterator[Point]:
-    """Yields DASO at each number of batches between exchanges, three seeds each."""
     for batches in (0, 2, 4, 8):
         for seed in range(3):
             yield {
@@ -121,23 +111,20 @@ def exchanges() -> Iterator[Point]:
 
 
 def dynamic_batch() -> od.Grid:
-    """Returns dynamic batches under disturbances, three seeds, and on unlike workers."""
     disturbed, unlike = (
         od.config(f"grids/dynamic_batch:{name}") for name in ("disturbed", "heterogeneity")
     )
-    some = [point for point in disturbed.points if point["seed"] < 3]
-    return od.Grid(disturbed.base, [*some, *unlike.points])
+    few_seeds = [point for point in disturbed.points if point["seed"] < 3]
+    return od.Grid(disturbed.base, [*few_seeds, *unlike.points])
 
 
 def local_parallelism() -> od.Grid:
-    """The variants of local parallelism on a small network."""
     whole = od.config("grids/local")
     base = whole.base.with_({"data.train_evaluated": 1000}, steps=400, log_every=40)
     return od.Grid(base, [{**point, "model.width": 64} for point in whole.points])
 
 
 def when_asynchrony_pays() -> od.Grid:
-    """An MLP with 1, 4, 16 memoryless groups at batches 4 and 64, three steps around the best."""
     base = od.Experiment(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=100),
@@ -148,7 +135,6 @@ def when_asynchrony_pays() -> od.Grid:
 
 
 def penalties() -> Iterator[Point]:
-    """The best settings by batch and groups, with three steps around each."""
     # Best long-run step and momentum of the page's map, and twice the updates that they take.
     best = {
         (4, 1): (0.088, 0.3, 2600),

@@ -2,8 +2,7 @@
 
     saved = 1 - seconds of DASO / seconds of synchronous SGD        (arXiv 2104.05588: up to 34 %)
 
-Losses do not depend on the network, nor do the phases that they decide: the epoch losses of a
-finished DASO run give its timeline at any bandwidth, size of model and speed of device.
+Neither losses nor the phases that they decide depend on the network, so a finished run serves all.
 """
 
 import json
@@ -26,8 +25,6 @@ CURVE = np.geomspace(100, 0.1, 61).round(4).tolist()  # Gb/s
 
 
 class DasoRun(NamedTuple):
-    """The inputs of the clock of a finished DASO run."""
-
     config: Config
     steps_per_epoch: int
     update_bytes: float  # of the model: 4 a parameter
@@ -60,7 +57,7 @@ def read_daso(point: Point, folder: Path) -> DasoRun:
 
 
 def seconds(run: DasoRun, bandwidths: Sequence[float]) -> pd.DataFrame:
-    """Returns the simulated seconds of the run at each bandwidth between nodes, in Gb/s.
+    """Returns simulated seconds by bandwidth between nodes, in Gb/s.
 
     Columns `bandwidth`, `synchronous`, `daso`, `saved`: equal updates, epochs and draws.
     """

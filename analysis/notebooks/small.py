@@ -19,8 +19,6 @@ FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if else
 
 
 class Shown(NamedTuple):
-    """A picture that Jupyter displays."""
-
     png: bytes
 
     def _repr_png_(self) -> bytes:
@@ -31,9 +29,9 @@ class Shown(NamedTuple):
 
 
 def sweep(table: str) -> Path:
-    """Runs the points of a table of `grids.py` that have not run, and returns its workdir.
+    """Runs the missing points of a table of `grids.py`, and returns its workdir.
 
-    Raises `subprocess.CalledProcessError`, after what the sweep said.
+    Raises `subprocess.CalledProcessError`, after the sweep's error lines.
     """
     workdir = Path(os.environ.get(FOLDER, ROOT / "workdirs" / "notebooks")) / table
     config = f"--config=analysis/notebooks/grids.py:{table}"
@@ -47,7 +45,6 @@ def sweep(table: str) -> Path:
 
 
 def show(figure: Figure) -> Shown:
-    """Returns the figure as a cell's result."""
     return Shown(figures.png(figure))
 
 

@@ -1,10 +1,7 @@
-"""Seconds to a loss of every number of groups on four clusters, and the number that is predicted.
+"""Seconds to a loss at each number of groups on four clusters, and the number that is predicted.
 
-Seconds to a loss are updates x seconds an update, SE(g) x HE(g). More groups make updates faster
-until a server is saturated or nobody waits any more, and updates less useful. On four clusters of
-16 memoryless workers and at three mini-batches every number of groups is tuned by itself and run.
-The model sees none of those runs but one synchronous run of the batch: HE(g) is of the arrivals
-alone, and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`tune/prediction.py`).
+Seconds to a loss are SE(g) x HE(g), updates times seconds an update. The prediction takes HE(g)
+from the arrivals and SE(g) = SE(1) P_SE(g) from one synchronous run (`tune/prediction.py`).
 """
 
 from typing import Any
@@ -84,7 +81,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, float]:
-    """Returns seconds to the loss over those of one group, by the model, from a synchronous run."""
+    """Returns the predicted seconds to the loss over those of one group."""
     config = config_of(cluster, batch, 1).with_(one.point, seed=study.choose[0])
     [curve] = study.trials([Job(config, problems.TARGET)])
     updates = max(round(to_loss(curve, problems.TARGET)), 1)
@@ -105,7 +102,7 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
 
 
 def _pace(config: Config) -> float:
-    """Returns HE(g): simulated seconds an update, by the arrivals only."""
+    """Returns HE(g), simulated seconds an update."""
     drawn = config.with_(steps=ARRIVALS)
     line = drawn.timeline(steps_per_epoch=1, update_bytes=0)
     return float(line.seconds[-1]) / ARRIVALS

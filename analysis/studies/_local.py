@@ -1,11 +1,8 @@
-"""Local parallelism against backpropagation on four devices (arXiv 2012.03837): what is timed.
+"""Local parallelism against pipelined backpropagation on four devices (arXiv 2012.03837).
 
-Four blocks on four devices, one each; seconds are updates times seconds an update, in units of one
-device's backpropagation of the batch, links free. Fair: backpropagation is pipelined (1F1B), not
-stalled, in 16 micro-batches; every variant has a learning rate of its own for the same optimizer
-(Adam), found by one search. Greedy's clock is its pipeline's; a chunk is itself pipelined by 1F1B
-over its two devices, and the slower chunk sets the pace; overlapping groups have a bound in their
-favour, their longest dependent path.
+Seconds are in units of one device's backpropagation of the batch, and links are free. A chunk is
+pipelined by 1F1B over its two devices, and the slower chunk sets the pace. Overlapping groups take
+their longest dependent path, a bound in their favour.
 """
 
 from collections.abc import Sequence
@@ -119,7 +116,6 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
 
 
 def _costs(config: Config) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
-    """Returns the method, the operations of its schedule, and those of its blocks."""
     method = config.methods.gradient
     assert isinstance(method, local.Local)
     data = shared_data.load(config)
@@ -130,7 +126,7 @@ def _costs(config: Config) -> tuple[local.Local, local.UpdateCost, pipeline.Stag
 
 
 def measure_task(study: Study, task: str) -> dict[str, Any]:
-    """Measures the variants on one task: seconds an update, and updates to the last loss."""
+    """Returns the tuned variants of a task, their seconds an update and times to the loss."""
     target, opponent = LOSSES[task], f"1F1B, {MICRO_BATCHES[-1]}"
     tried = {variant: arm(task, variant, study.scale) for variant in VARIANTS}
     tuned = arms.best_of(study, tried, target)
@@ -158,7 +154,6 @@ def measure_task(study: Study, task: str) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    """Judges the variant that was chosen by the interval of its ratio."""
     name, interior = result["chosen"], [found["interior"] for found in result["tuned"].values()]
     others = ", ".join(f"{v} {shown(found)}" for v, found in result["over"].items() if v != name)
     return Verdict(
@@ -170,7 +165,6 @@ def verdict(result: dict[str, Any]) -> Verdict:
 
 
 def picture(result: dict[str, Any], figure: Figure) -> None:
-    """Draws the times of all runs, and the medians."""
     axes = figure.subplots()
     for y, times in enumerate(result["times"].values()):
         axes.plot(times, [y] * len(times), "|", ms=9)

@@ -19,12 +19,10 @@ which has the code and the records of all rows."""
 
 
 def read() -> dict[str, Any]:
-    """Returns `claims.toml`: texts, findings and the list of questions."""
     return tomllib.loads((FOLDER / "claims.toml").read_text())
 
 
 def row(question: Mapping[str, Any]) -> str:
-    """Returns a line of the table."""
     study = f" [`{question['study']}`]({question['study']}.py)" if "study" in question else ""
     cells = (
         ", ".join(map(str, question["asked"])),
@@ -38,7 +36,6 @@ def row(question: Mapping[str, Any]) -> str:
 
 
 def page(claims: Mapping[str, Any]) -> str:
-    """Returns the page as Markdown."""
     questions = claims["question"]
     words = Counter(question["verdict"] for question in questions)
     counts = ", ".join(f"{words[word]} {word}" for word in ("confirmed", "refuted", "open"))

@@ -1,8 +1,4 @@
-"""The small problems that the papers' claims are measured on, and what they are trained to.
-
-All are asynchronous SGD by memoryless groups of 16 workers; one group is synchronous SGD. Gradients
-are real, the cluster is simulated.
-"""
+"""The small problems of the studies: asynchronous SGD by memoryless groups of 16 workers."""
 
 import optdyn as od
 

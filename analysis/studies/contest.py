@@ -2,23 +2,16 @@
 
     python -m analysis.studies.contest WORKDIR
 
-8 workers, a node each but for DASO (4 nodes of 2 devices), whose links inside a node are free. An
-update is of one batch: of an eighth of it by every worker where all make it together, of all of it
-by one worker where they arrive by themselves. Computing an eighth of the usual batch takes a worker
-1 second, times a log-normal draw of deviation 0.3 (real workers are more alike than memoryless
-ones). An exchange may run behind the last two thirds of the computing before it.
+8 workers are on a node each, DASO's on 4 nodes of 2 devices. An eighth of the default batch takes a
+worker 1 second, times a log-normal draw of deviation 0.3, and an exchange may run behind the last
+two thirds of the computing before it. NETWORKS has the ring all-reduce's seconds over that second,
+as of a ResNet-50 (102 MB) on 8 nodes of 256 images each at 360 a second.
 
-The model is small, so its networks are scaled: NETWORKS says how long the ring all-reduce of all
-parameters takes, over the second of computing. These are the ratios of a ResNet-50 (102 MB in
-float32) on 8 nodes that compute 256 images each at 360 a second.
-
-A network chooses the batch of every arm and, of methods that exchange now and then, the period. The
-opponents are three, and the best of them on a network is everybody's opponent there:
+The best of three opponents on a network is the opponent of all arms there:
 
     synchronous             SGD with momentum
     one backup worker       updates of the 7 fastest of 8, `buffered` with `k_sync` (1602.06709)
-    outer momentum          SNOO (2510.15830), which is `diloco` on one node: an outer Nesterov step
-                            of what H synchronous updates did, which costs no message
+    outer momentum          SNOO (2510.15830), which is `diloco` on one node
 
 Four seeds choose, twenty others report. Interrupted, the same command goes on.
 """
@@ -67,7 +60,6 @@ PROBLEM: Point = {
 
 
 def _of(name: str, **keys: Any) -> dict[str, Any]:
-    """Returns the config keys of a method."""
     return {"method.name": name, **{f"method.{key}": value for key, value in keys.items()}}
 
 
@@ -137,11 +129,7 @@ def config_of(name: str) -> od.Experiment:
 
 
 def arm_of(name: str) -> Arm:
-    """Returns an arm, with its step and the momentum in question to be tuned.
-
-    Steps are over 1 - mu of SGD and of an outer momentum, which may not be negative. The search
-    starts from `LONG_RUN`, a fourth of it where gradients are late.
-    """
+    """Returns an arm whose step and momentum, or outer momentum, are to be tuned."""
     config = config_of(name)
     late = config.method.name in STALE
     step = round(log2(LONG_RUN / 4 if late else LONG_RUN))
@@ -154,7 +142,6 @@ def arm_of(name: str) -> Arm:
 
 
 def entry(name: str) -> Entry:
-    """Returns an arm, and the choices that a network makes."""
     arm, batches = arm_of(name), [_of_its_update(name, batch) for batch in BATCHES]
     choices: dict[str, Sequence[float]] = {"batch_size": batches}
     defaults = [batches.index(arm.config.batch_size)]
@@ -175,7 +162,6 @@ def contest() -> Contest:
 
 
 def _of_its_update(name: str, batch: int) -> int:
-    """The examples of an arm's update: where one worker is a backup, of the fast alone."""
     return batch // WORKERS * (WORKERS - 1) if name == BACKUP else batch
 
 

@@ -1,10 +1,8 @@
 """DASO and a third of the time to a loss (arXiv 2104.05588).
 
-One experiment a row: a perceptron 784-512-512-10 of 2.7 MB on MNIST, 4 nodes, at networks where the
-ring all-reduce of its gradient takes 1/4, 1 and 4 times the computing of a batch. Losses and phases
-depend on no network, so a run serves all three. Fair: both arms have a learning rate and a momentum
-of their own, found by one search, and both may exchange behind the last two thirds of the computing
-(a backward pass is two thirds of it). DASO is heat's: B = 4 and W = 1, after plateaus 8 and 2.
+Losses and phases depend on no network, so a run serves all three networks. Both arms may exchange
+behind the last two thirds of the computing, as a backward pass is two thirds of it. DASO is heat's:
+B = 4 and W = 1, after plateaus 8 and 2.
 """
 
 from itertools import pairwise
@@ -73,7 +71,7 @@ def config(method: str, scale: str) -> od.Experiment:
 def on(
     network: float, config: od.Experiment, curve: Curve, seed: int, overlap: float = OVERLAP
 ) -> Curve:
-    """The curve with the seconds of a network; both arms exchange over the same ring."""
+    """Returns the curve with the seconds of a network; both arms exchange over the same ring."""
     bandwidth = 2 * (1 - 1 / config.cluster.nodes) * BYTES / (network * COMPUTING)
     cluster = config.cluster.with_(overlap=overlap, bandwidth=bandwidth)
     epoch = _per_epoch(config)

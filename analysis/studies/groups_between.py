@@ -1,7 +1,4 @@
-"""A predicted number of groups between one and all, against both ends.
-
-Cells, predictions and tuning are those of `_groups.py`.
-"""
+"""A predicted number of groups between one and all, against both ends (`_groups.py`)."""
 
 from typing import Any
 

@@ -1,12 +1,8 @@
-"""Implicit momentum is 1 - 1/g, and not only in the first dozen updates.
+"""Implicit momentum is 1 - 1/g (arXiv 1605.09774), also after the first dozen updates.
 
-The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
-measured on ordinary single runs by the momentum meter (`momentum/moments.py`), which
-assumes neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of
-all 4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
-replacement, g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them,
-when the networks are past their transient. No opponent has to be tuned, as nothing races. The
-contrast is constant service, whose delay is always g - 1: there one term must be rejected.
+The momentum meter (`momentum/moments.py`) reads it from single runs of plain SGD, and again from
+their second halves, past the transient. With constant service the delay is always g - 1, so that
+one term of momentum must be rejected.
 """
 
 import math
@@ -32,9 +28,7 @@ FINE = 0.015  # standard error, at most, of a whole run's fit at g above 1, for 
 SIZE = 0.05  # of the test of the model
 REJECTED = 0.15  # of the single runs that it may reject
 
-QUADRATIC_RATE = (
-    1.4  # learning rate of the quadratic at g = 1: a step has to change the gradient to be seen
-)
+QUADRATIC_RATE = 1.4  # of the quadratic at g = 1: a step has to change the gradient to be seen
 
 MODELS: dict[str, dict[str, Any]] = {
     "quadratic": {
@@ -77,14 +71,14 @@ CLAIM = Claim(
 
 
 def config(model: str, groups: int, service: str, seed: int) -> od.Experiment:
-    rate = (
-        {"optimizer.learning_rate": QUADRATIC_RATE} if model == "quadratic" and groups == 1 else {}
-    )
+    keys = dict(MODELS[model])
+    if (model, groups) == ("quadratic", 1):
+        keys["optimizer.learning_rate"] = QUADRATIC_RATE
     return od.Experiment(
         method=od.Asynchronous(groups=groups),
         data=od.MNIST5k(train_examples=4000, replacement=True),
         cluster=od.Cluster(nodes=groups, service=od.Law.named(service)),
-    ).with_({**MODELS[model], **rate}, seed=seed, steps=STEPS)
+    ).with_(keys, seed=seed, steps=STEPS)
 
 
 def measure(study: Study) -> dict[str, Any]:
@@ -100,7 +94,6 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
-    """The fits to all runs, to their second halves, and to each run."""
     records = [single.record(config(model, groups, service, seed)) for seed in seeds]
     runs = [(r.displacements, r.gradients) for r in records]
     halves = [(d[STEPS // 2 :], g[STEPS // 2 :]) for d, g in runs]

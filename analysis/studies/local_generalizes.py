@@ -1,9 +1,8 @@
 """The generalization of local learning and backpropagation at equal training loss.
 
-The paper (arXiv 2012.03837) is held as commonly stated, not from its text: in vision local learning
-trains better than it generalizes. Network and variants are those of `_local.py`, with a learning
-rate that is tuned for each variant. Test losses are compared at equal *training* loss, so that
-slower training is not mistaken for worse generalization.
+The paper (arXiv 2012.03837) is cited as commonly stated: in vision local learning trains better
+than it generalizes. At equal *training* loss slower training does not look like worse
+generalization.
 """
 
 from typing import Any

@@ -1,9 +1,7 @@
 """Merged fully connected servers make asynchrony cheaper (Omnivore, arXiv 1606.04487).
 
-Merged, the dense blocks' computing and parameters share one server, so that their staleness is 0:
-`config.method.fresh`. Both arms and synchronous training have a learning rate and a momentum of
-their own, found by one search, on one cluster, where a
-group exchanges activations (merged) or the dense model (unmerged) with the server it queues for.
+Merged, the dense blocks have staleness 0 (`config.method.fresh`), and a group exchanges activations
+with the server that it queues for, unmerged the dense model.
 """
 
 from typing import Any
@@ -86,8 +84,8 @@ def verdict(result: dict[str, Any]) -> Verdict:
     by_groups = "; ".join(
         f"g = {g}: P_SE {shown(result['penalty'][_name(int(g), True)])} merged, "
         f"{shown(result['penalty'][_name(int(g), False)])} unmerged, updates over the unmerged "
-        f"{shown(both['updates'])}, seconds {shown(both['seconds'])}"
-        for g, both in result["merged_over_unmerged"].items()
+        f"{shown(ratios['updates'])}, seconds {shown(ratios['seconds'])}"
+        for g, ratios in result["merged_over_unmerged"].items()
     )
     settings = "all" if all(t["interior"] for t in result["tuned"].values()) else "not all"
     return Verdict(word, f"{by_groups}; {settings} settings interior")

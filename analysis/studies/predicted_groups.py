@@ -1,7 +1,4 @@
-"""The time of the predicted number of groups, over the best number's.
-
-Cells, predictions and tuning are those of `_groups.py`.
-"""
+"""The time at the predicted number of groups, over that at the best number (`_groups.py`)."""
 
 from typing import Any
 

@@ -1,13 +1,11 @@
-"""The error of the predicted cost of staleness in updates, as one estimate against one bound.
+"""The predicted cost of staleness in updates, P_SE(g, B), against the measured one.
 
-The question behind "does asynchrony pay" is what it costs in updates, P_SE(g, B), with both sides
-tuned. The model says (`tune/prediction.py`)
+The prediction (`tune/prediction.py`)
 
     P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
 
-with noise scale, sharpness and step from one synchronous run at batch 64 and a* from the arrivals
-alone. kappa was fitted on a perceptron; the verdict is of a CNN, which no fit has seen. Every cell
-is tuned, one group too: long-run step and momentum, until both neighbours of both are worse.
+has noise scale, sharpness and step from one synchronous run and a* from the arrivals. kappa was
+fitted on a perceptron; the verdict is of a CNN.
 """
 
 from functools import partial
@@ -31,8 +29,8 @@ NETWORK = od.CNN(channels=(4, 8), hidden=(32,))
 TARGET = 0.25  # training loss
 REFERENCE = 64  # batch of the synchronous run that is measured along
 # About what is measured on the perceptron: where searches start, and how long runs may take.
-USUAL, UPDATES = MeasuredLoss(noise_scale=80.0, sharpness=4.0, step=3.0), 60
-LONGEST = 3  # times the usual updates
+MLP_LOSS, UPDATES = MeasuredLoss(noise_scale=80.0, sharpness=4.0, step=3.0), 60
+LONGEST = 3  # times these updates
 MOST = 1000  # updates that are measured along, if one group missed
 
 CLAIM = Claim(
@@ -81,7 +79,6 @@ def config_of(cell: PenaltyCase) -> od.Experiment:
 
 
 def measure(study: Study) -> dict[str, Any]:
-    """Tunes all cells and runs them on the reporting seeds, beside the synchronous prediction."""
     chosen = cells(study.scale)
     synchronous = {
         PenaltyCase(batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)
@@ -113,11 +110,10 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> dict[str, Any]:
-    """Returns the cell at its best: updates of the reporting seeds, infinite where they missed."""
-    factor = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
+    factor = penalty(MLP_LOSS, cell.batch, limits[cell]) * (1 + MLP_LOSS.noise_scale / cell.batch)
     config = config_of(cell).with_(steps=round(LONGEST * UPDATES * factor))
     quick = cell.groups == 1 and cell.batch >= REFERENCE
-    arm = sgd(config, USUAL.step / 4 / factor, 0.8 if quick else 0.3)
+    arm = sgd(config, MLP_LOSS.step / 4 / factor, 0.8 if quick else 0.3)
     best = tuned(study, arm, TARGET)
     curves = reported(study, arm, best.point, TARGET)
     return {

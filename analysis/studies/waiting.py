@@ -1,10 +1,8 @@
 """Waiting for the fastest against never waiting: do we need asynchronous SGD? (arXiv 2602.03802)
 
-Every update of those who wait is of one version of the parameters: `k_sync` takes the gradients of
-the m that are fastest and drops the others, `k_batch_sync` S gradients of whoever is there, as
-Rennala SGD does (2305.12387). Those who never wait are asynchronous SGD, Ringmaster, which drops
-what is too old (2501.16168), and rates that fall with the delay (2206.07638). Links are free, and a
-gradient is of as many examples everywhere, so only waiting and staleness are compared.
+`k_sync` takes the gradients of the m fastest and drops the others, `k_batch_sync` the next S
+gradients (Rennala SGD, 2305.12387). Those who never wait are asynchronous SGD, Ringmaster, which
+drops old gradients (2501.16168), and rates that fall with the delay (2206.07638).
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +78,7 @@ def waits(name: str) -> bool:
 
 
 def config_of(law: str, name: str) -> Config:
-    """An arm; a gradient is of `EXAMPLES`, and takes a worker of speed 1 a second in the mean."""
+    """Returns an arm's config; a worker of speed 1 takes a second a gradient in the mean."""
     arm = arms()[name]
     base = Config().with_(
         {
@@ -107,7 +105,6 @@ def arm_of(law: str, name: str) -> Arm:
 
 
 def measure(study: Study) -> dict[str, Any]:
-    """Tunes all arms under all laws, and returns the best of each side."""
     cases = [(law, name) for law in LAWS for name in arms()]
 
     def run(key: tuple[str, str]) -> dict[str, Any]:
@@ -128,7 +125,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns the arms of the least cost: `waits`, and `late`."""
+    """Returns the arms of the least cost, by `waits` and `late`."""
 
     def least(is_waiting: bool) -> str:
         chosen = [row for row in rows if waits(row["arm"]) == is_waiting]
@@ -138,7 +135,7 @@ def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def pairs(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
-    """Returns the seconds of the best that waits, and of the best that does not, by law."""
+    """Returns the seconds of the best arm that waits and of the best that does not, by law."""
     found = {}
     for law, rows in result["laws"].items():
         seconds = {row["arm"]: row["seconds"] for row in rows}
@@ -148,20 +145,18 @@ def pairs(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]
 
 
 def mean(result: Mapping[str, Any]) -> tuple[float, float, float]:
-    """The geometric mean over laws of ratios of medians, and its interval."""
+    """Returns the geometric mean over laws of ratios of medians, and its interval."""
     waits, late = zip(*pairs(result).values(), strict=True)
     return mean_ratio(waits, late)
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:
-    found, interior = (
-        mean(result),
-        [r["interior"] for rows in result["laws"].values() for r in rows],
-    )
+    found = mean(result)
+    interior = [r["interior"] for rows in result["laws"].values() for r in rows]
     by_law = "; ".join(
         f"{law}: {result['best'][law]['waits']} over {result['best'][law]['late']} "
-        f"{shown(ratio(*both))}"
-        for law, both in pairs(result).items()
+        f"{shown(ratio(waits, late))}"
+        for law, (waits, late) in pairs(result).items()
     )
     n = len(next(iter(pairs(result).values()))[0])
     return Verdict(

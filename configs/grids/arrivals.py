@@ -60,7 +60,6 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         method=od.Asynchronous(groups=GROUPS), steps=400, log_every=400, checkpoint_every=0
     )

@@ -1,10 +1,8 @@
 """DASO on MNIST, 4 nodes of 4 devices: `--config=configs/grids/daso.py`.
 
 What does it cost in loss and accuracy, against synchronous SGD with equal epochs, learning rate and
-momentum? 40 epochs of 31 updates, in which plateaus take B and W through their cycle several times
-between warm-up and cool-down. Losses do not depend on the network: the notebook `daso` computes
-simulated seconds for other networks and model sizes from finished runs, with DASO's network of two
-levels for synchronous SGD, too.
+momentum? Losses do not depend on the network: the notebook `daso` computes simulated seconds for
+other networks and model sizes from finished runs.
 """
 
 from collections.abc import Iterator

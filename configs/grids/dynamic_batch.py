@@ -6,9 +6,8 @@
                    third of the run: do the shares follow, and how late?
     heterogeneity  four workers, the fastest 1, 2, 4 or 8 times the slowest: what is saved?
 
-All updates are of the whole batch, so accuracies should agree and only the clocks differ.
-With speeds s_i and equal shares an update takes B / (4 min s) examples' time, with ideal ones
-B / sum s: 4 min s / sum s of it.
+Only the clocks should differ. With speeds s_i and equal shares an update takes
+B / (4 min s) examples' time, with ideal ones B / sum s.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from optdyn.train.grid import Point
 
 
 def get_config(table: str = "disturbed") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         method=od.DynamicBatch(),
         cluster=od.Cluster(nodes=4, speeds=(1.0, 1.0, 2.0, 4.0), service=od.LogNormal(0.1)),

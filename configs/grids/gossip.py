@@ -38,7 +38,6 @@ CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         method=od.Gossip(),
         cluster=od.Cluster(nodes=8, bandwidth=1e7),

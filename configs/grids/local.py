@@ -24,7 +24,6 @@ MLP: Point = {"model.name": "resmlp", "model.blocks": 8, "model.width": 128}
 
 
 def get_config(table: str = "mlp") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.Experiment(
         optimizer=od.Adam(1e-3),
         method=od.Local(),

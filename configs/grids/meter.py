@@ -17,7 +17,6 @@ LAWS = {
 
 
 def get_config(name: str = "lognormal") -> od.Grid:
-    """Raises `ConfigError` if there is no such law."""
     groups, law = config_variant(LAWS, name)
     base = od.config("quickstart").with_(
         optimizer=od.SGD(0.1),

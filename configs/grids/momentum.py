@@ -32,7 +32,6 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 
 
 def get_config(table: str = "mlp") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     model = config_variant(TABLES, table)
     base = od.config("quickstart").with_(
         data=od.MNIST5k(train_evaluated=500, test_evaluated=50),

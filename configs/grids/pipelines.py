@@ -64,7 +64,6 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.Experiment(
         model=od.ResMLP(blocks=8, width=64),
         data=od.MNIST5k(image_size=14, train_evaluated=1000, test_evaluated=1000),

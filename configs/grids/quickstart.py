@@ -6,13 +6,9 @@
 16 workers in g groups train with momentum 0.9 *kept*, as for one group, and with the momentum
 *tuned* for g, both with tuned learning rates. With mini-batches of 64 training is limited by the
 largest stable step, which staleness lowers; with 16 more by the gradients' noise. Rates are
-long-run steps alpha / (1 - mu), a factor of 2 apart. The ranges were chosen with seeds 100 to 102
-so that the best is inside; the report says whether it is with the seeds here. The demo has fewer
-groups, and only momentum 0.9 and the best momenta of the whole study.
-
-At the end of the study the implicit momentum of g memoryless workers is measured twice: by a fit to
-replicas of the beginning of plain SGD, and by the momentum meter in one ordinary run, in all of its
-updates.
+long-run steps alpha / (1 - mu); their ranges were chosen with seeds 100 to 102. At the end the
+implicit momentum of g memoryless workers is measured by a fit to replicas of the beginning of plain
+SGD, and by the momentum meter in one ordinary run.
 """
 
 import itertools
@@ -49,7 +45,6 @@ DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta 
 
 
 def get_config(part: str = "") -> od.Grid:
-    """Raises `ConfigError` if there is no such part."""
     base = od.config("quickstart").with_(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=200),

@@ -5,11 +5,9 @@
     sgd, adam   8 workers with SGD and momentum, or with Adam
     both        the two in one workdir; `--where=optimizer.name=adam` selects one
 
-A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously with batches of 64, 256
-and 1,024, by averaging or outer steps every 8 and 32 updates with batches of 64, and asynchronously
-with batches of 8. So a worker has 8 examples for its part of an update, and synchronous training
-also larger batches. Rates (as long-run steps), momenta and outer numbers are tuned for all arms;
-ranges were chosen with seed 100, which is not here.
+A worker has 8 examples for its part of an update, and synchronous training also larger batches.
+Rates, momenta and outer numbers are tuned for all arms; ranges were chosen with seed 100, which is
+not here.
 """
 
 import itertools
@@ -33,8 +31,6 @@ ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
 
 
 class TunedMethod(NamedTuple):
-    """A method and a batch size, the number of updates, and the values to tune by."""
-
     method: Point
     batch: int
     updates: int
@@ -91,7 +87,6 @@ ARMS = {
 
 
 def get_config(table: str = "both") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=10),
@@ -123,15 +118,10 @@ def both() -> Iterator[Point]:
 def _seeds(
     name: str, arm: TunedMethod, setting: Point, outer: tuple[float, float]
 ) -> Iterator[Point]:
-    """Yields the setting with all seeds, logged 40 times."""
     rate, momentum = outer
     if arm.method["method.name"] == "diloco":
         name = f"{name}-{rate}-{momentum}"
-        setting = {
-            **setting,
-            "method.outer_learning_rate": rate,
-            "method.outer_momentum": momentum,
-        }
+        setting = {**setting, "method.outer_learning_rate": rate, "method.outer_momentum": momentum}
     for seed in SEEDS:
         yield {
             "name": f"{name}-seed{seed}",

@@ -36,22 +36,15 @@ ARMS: Mapping[str, Point] = {
 }
 
 # The best rung of `ladder`, whose neighbours are all worse.
-CHOSEN: Mapping[str, float] = {
+CHOSEN: Mapping[str, float] = {arm: 0.8 for arm in ARMS} | {
     "asynchronous": 0.2,
-    "elastic": 0.8,
-    "elastic-every": 0.8,
     "elastic-momentum": 0.2,
     "delayed": 0.4,
     "nesterov": 0.000390625,
-    "plain": 0.8,
-    "ring": 0.8,
-    "complete": 0.8,
-    "ring-momentum": 0.8,
 }
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         cluster=od.Cluster(nodes=8, bandwidth=1e7), log_every=2000, checkpoint_every=0
     )

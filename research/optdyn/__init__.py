@@ -1,9 +1,8 @@
 """optdyn: the optimization dynamics of parallel training, in JAX.
 
-`Experiment` says what is trained, by which method and on which cluster; each model, data set,
-optimizer, method and law of service times is a dataclass whose fields `help` shows with their
-units. `compare` trains several with the same seeds, and `config` returns a shipped one. Names are
-imported when they are first used, so that `import optdyn` takes no time.
+`Experiment` says what is trained, by which method and on which cluster; its parts are dataclasses
+whose fields `help` shows with their units. `compare` trains several with the same seeds, and
+`config` returns a shipped one. `import optdyn` imports nothing else, so that it takes no time.
 """
 
 from importlib import import_module

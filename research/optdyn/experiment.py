@@ -1,8 +1,7 @@
 """An experiment: all that determines a run, as one frozen value, and which values go together.
 
 A config file defines `get_config()`, which returns one. `config.json` of a run is its nested dict.
-A value refuses itself when it is made; `check` goes through the joins, a row for each: a key,
-whether it is wrong beside the others, and what it must be.
+A value refuses itself when it is made; `check` goes through the joins of values.
 """
 
 import json
@@ -51,7 +50,6 @@ class Config(Setup):
         self.method.checked()
 
     def _no_key(self, key: str) -> str:
-        """The line for an unknown key, which suggests keys of all models, methods and so on."""
         built_in()
         known = [*self.field_table(), *(name for name, _ in all_fields(self))]
         for kind in (kind for root in Value.roots for kind in root.members.values()):
@@ -82,11 +80,10 @@ class Config(Setup):
 
     @property
     def methods(self) -> MethodStack:
-        """The method, as the stack of methods that it is joined of."""
         return self.method
 
     def __str__(self) -> str:
-        """One screen of what differs from the defaults."""
+        """Returns one screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
         texts = {k: lookup.kind_in_memory(str(v)) or short_repr(v) for k, v in changed.items()}
@@ -160,8 +157,7 @@ def check(config: Config) -> None:
         models.make(config.model, classes=2)
     losses.loss(config.loss)
     losses.metrics(config.metrics)
-    tables = (cluster_joins, _pieces, _parallel, _replicas, _shards, _probes, _optimizer)
-    for joins in tables:
+    for joins in (cluster_joins, _pieces, _parallel, _replicas, _shards, _probes, _optimizer):
         refuse_first(config, joins(config))
 
 
@@ -177,7 +173,6 @@ def refuse_first(config: Config, joins: Iterable[Join]) -> None:
 
 
 def _at(config: Config, key: str) -> Any:
-    """The value of a dotted key; None of an unknown one."""
     section, _, rest = key.partition(".")
     if section == "method" and rest != "name":
         part, _, name = rest.rpartition(".")
@@ -190,7 +185,6 @@ def _at(config: Config, key: str) -> Any:
 
 
 def _names(config: Config) -> Iterator[Join]:
-    """Names that stand for something, and values whose range another module knows."""
     lowerings = ("", *LOWERINGS)
     unknown = not {*str(config.model.lowering).split(",")} <= {*lowerings}
     expected = f"must be from {lowerings}; a command of optdyn also takes 'measured'"
@@ -212,7 +206,7 @@ def _names(config: Config) -> Iterator[Join]:
 
 
 def cluster_joins(config: Config) -> Iterator[Join]:
-    """The joins of the cluster with the methods."""
+    """Yields the joins of the cluster with the methods."""
     cluster, methods, name = config.cluster, config.methods, config.methods.name
     blocks = [block for block, _ in models.make(config.model, classes=2)]
     fresh, key = methods.get("fresh", ()), methods.key("fresh")
@@ -285,7 +279,6 @@ def _parallel(config: Config) -> Iterator[Join]:
 
 
 def _shards(config: Config) -> Iterator[Join]:
-    """Shards of the data, of nodes or of groups that arrive independently."""
     methods, nodes, law = config.methods, config.cluster.nodes, config.cluster.service.name
     if not config.data.dirichlet:
         return
@@ -310,7 +303,6 @@ def _shards(config: Config) -> Iterator[Join]:
 
 
 def _replicas(config: Config) -> Iterator[Join]:
-    """Replicas are of one small objective on one device, recorded whole."""
     methods, data = config.methods, config.data
     if not config.replicas.count:
         return
@@ -348,7 +340,6 @@ def _probes(config: Config) -> Iterator[Join]:
 
 
 def _optimizer(config: Config) -> Iterator[Join]:
-    """The optimizer, its arguments, its schedule and the transforms before it."""
     optimizer, name = config.optimizer, config.optimizer.name
     parameters, called = optimizers.arguments(name), optimizers.words(name)
     if "learning_rate" not in parameters and lookup.is_user_name(name):
@@ -389,5 +380,4 @@ def _optimizer(config: Config) -> Iterator[Join]:
 
 
 def _simple() -> list[str]:
-    """The built-in methods that are `MethodStack.simple`."""
     return [name for name in built_in() if MethodStack.named(name).simple]

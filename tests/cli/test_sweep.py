@@ -15,7 +15,7 @@ from optdyn.cli import sweep
 from optdyn.report import tables
 from optdyn.train import batched_runs, program
 from optdyn.train.checkpoints import Checkpoints
-from optdyn.train.workdir import Metrics, vouch
+from optdyn.train.workdir import Metrics, write_checksums
 from tests.cli.sweeping import alone, assert_same, config_of, grid_file, summaries
 
 
@@ -271,7 +271,7 @@ def test_a_dry_run_says_what_would_run_and_touches_nothing(sweeping, whole, tmp_
         point = shutil.copytree(whole[1] / name, tmp_path / "points" / name)
         summary = json.loads((point / "summary.json").read_text()) | {"wall_seconds": 60.0}
         write_json(point / "summary.json", summary)
-        vouch(point, summary)
+        write_checksums(point, summary)
     before = files(tmp_path)
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", "--dry_run", "--threads=2"
     _, out, _ = sweeping(*arguments)

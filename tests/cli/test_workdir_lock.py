@@ -137,7 +137,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, cap
     with locked(tmp_path):
         pass
     said = capsys.readouterr().err
-    assert "cannot be locked (Function not implemented): see to it that" in said
+    assert "cannot be locked (Function not implemented): see that" in said
     assert said.count("\n") == 1
 
 

@@ -258,7 +258,7 @@ def groups(config, model, size):
     count, policy = getattr(method, "groups", 1), getattr(method, "policy", Policy())
     means = means_of(cluster, count, config.batch_size // policy.arrivals)
     if methods.gradient:
-        means = means * methods.gradient.slower(config, model)
+        means = means * methods.gradient.relative_cost(config, model)
     small = getattr(method, "compressed", lambda: None)()
     gradient = size * small.part(model.params) if small else None
     sends, stays = (exchange(cluster, count, size, gradient, way) for way in (True, False))
@@ -492,7 +492,7 @@ def local_times(config, model, size):
     teams = n if methods.mix else 1
     compute = factors * means_of(cluster, teams, config.batch_size // teams).reshape(n, k)
     if "local" in methods.name:
-        compute = compute * methods.gradient.slower(config, model)
+        compute = compute * methods.gradient.relative_cost(config, model)
     if "dynamic_batch" in methods.name:
         compute = follow(methods, cluster, config.seed, config.batch_size, factors)
     slowest = compute.max(axis=2)
@@ -545,7 +545,7 @@ def nodes(config, model, line, size):
         return meet(plan, ready, done, over_one_link(half), hand_on)
     parts = split_fragments(model.params, method.fragments)
     sizes = [size * bytes_of(part) / bytes_of(model.params) for part in parts]
-    small = method.compressed()
+    small = method.compressor()
     travel = to_all if small and small.gathered else between
     messages = [[size * m / bytes_of(model.params) for m in method.message_bytes(p)] for p in parts]
 

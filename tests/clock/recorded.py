@@ -25,9 +25,13 @@ def config_of(name, **values):
 
 def line_of(config, update_bytes=1000):
     """The timeline of a config; a loss of 1 ends each of its epochs."""
-    network = network_of(program.problem_of(config, battery.CLASSES))
+    model_info = network_of(program.problem_of(config, battery.CLASSES))
     ends = [{"train_loss": 1.0}] * (config.steps // battery.EPOCH)
-    known = {"steps_per_epoch": battery.EPOCH, "update_bytes": update_bytes, "network": network}
+    known = {
+        "steps_per_epoch": battery.EPOCH,
+        "update_bytes": update_bytes,
+        "model_info": model_info,
+    }
     return config.timeline(epochs=ends, **known)
 
 

@@ -16,7 +16,6 @@ from optdyn.clock.pipeline import (
     update_seconds,
 )
 from optdyn.clock.service import Constant
-from optdyn.clock.timeline import TimelineError
 from tests.clock import by_hand
 
 WHATS = {FORWARD: "F", BACKWARD: "B", UPDATE: "U"}
@@ -63,27 +62,6 @@ def test_the_bubble_of_equal_stages(kind, stages, parts, forward, backward, upda
     most = [np.cumsum(more[found.stage == stage]).max() for stage in range(stages)]
     least = np.minimum(stages - np.arange(stages), parts)
     np.testing.assert_array_equal(most, least if kind == "1f1b" else [parts] * stages)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0, 0.0], 1.0, 0.0, 1, 1), r"forward = \[1.0, 0.0\]: must be more than 0 at every"),
-        (([], 1.0, 0.0, 1, 1), r"forward = \[\]: must be more than 0 at every stage"),
-        (([1.0, 1.0], [1.0], 0.0, 1, 1), r"backward = \[1.0\]: must be 2 finite seconds"),
-        (([1.0, 1.0], -1.0, 0.0, 1, 1), "backward = -1.0: must be 2 finite seconds from 0 up"),
-        (([1.0, 1.0], 1.0, [0.1, 0.2], 1, 1), "transfer = .*: must be 1 finite seconds"),
-        (([1.0, 1.0], 1.0, np.inf, 1, 1), "transfer = inf: must be 1 finite seconds"),
-        (([1.0, 1.0], 1.0, 0.0, 1, 1, np.nan), "update = nan: must be 2 finite seconds"),
-        (([1.0, 1.0], 1.0, 0.0, 1, 0), "0 micro-batches, 1 updates: must be 1 or more"),
-        (([1.0, 1.0], 1.0, 0.0, 0, 1), "1 micro-batches, 0 updates: must be 1 or more"),
-    ],
-)
-def test_schedules_that_cannot_be(arguments, message):
-    for kind in ("gpipe", "1f1b"):
-        with pytest.raises(TimelineError, match=message) as caught:
-            schedule(kind, *arguments)
-        assert "\n" not in str(caught.value)
 
 
 @given(

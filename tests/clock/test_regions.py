@@ -144,7 +144,7 @@ def test_ten_thousand_workers_are_not_refused_for_memory():
         method=optdyn.Asynchronous(groups=10_000),
         cluster=Cluster(nodes=10_000),
     )
-    memory_checks.of_config(config)
+    memory_checks.check_config(config)
 
 
 def test_methods_know_of_regions():

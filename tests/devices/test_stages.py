@@ -245,7 +245,7 @@ def test_processes_agree_with_one(tmp_path, found, devices, names):
         ),
         (StageCase(((0, 1), (1, 4)), (4, 1)), r"group \(1, 4\) .* end of stage 1 at block 2"),
         (StageCase(GREEDY, (3, 1)), "4 trunk blocks do not divide evenly over 3 stages"),
-        (StageCase(GREEDY, (2, 1), micro_batches=2), "only backprop"),
+        (StageCase(GREEDY, (2, 1), micro_batches=2), "must be 1 without backprop on stages"),
     ],
 )
 def test_what_stages_cannot_hold_is_refused(case, message):
@@ -257,7 +257,9 @@ def test_what_stages_cannot_hold_is_refused(case, message):
 
 def test_a_batch_that_is_no_whole_number_of_micro_batches_is_refused():
     case = StageCase(BACKPROP, (1, 1), micro_batches=3)
-    with pytest.raises(ValueError, match="8 examples a device: no multiple of 3 micro-batches"):
+    with pytest.raises(
+        ValueError, match="8 examples a device: must be a multiple of 3 micro-batches"
+    ):
         run(case, start(case))
 
 

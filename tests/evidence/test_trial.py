@@ -62,12 +62,12 @@ def test_timelines_that_are_kept_take_no_more_than_they_may(monkeypatch):
     """With room for two and a half of them, a third one has the others drawn again."""
     trials._drawn.cache_clear()
     monkeypatch.setattr(trials, "_kept", 0)
-    trials.timeline_of(small().with_(seed=1), update_bytes=4, steps_per_epoch=5, network=None)
+    trials.timeline_of(small().with_(seed=1), update_bytes=4, steps_per_epoch=5, model_info=None)
     monkeypatch.setattr(trials, "MOST_KEPT", 5 * trials._kept // 2)
     kept = []
     for seed in (1, 2, 1, 3, 3, 1):
         own = small().with_(seed=seed)
-        trials.timeline_of(own, update_bytes=4, steps_per_epoch=5, network=None)
+        trials.timeline_of(own, update_bytes=4, steps_per_epoch=5, model_info=None)
         kept.append(trials._drawn.cache_info().currsize)
     assert kept == [1, 2, 2, 1, 1, 2]
 

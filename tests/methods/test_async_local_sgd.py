@@ -168,7 +168,7 @@ def test_of_equal_learners_it_is_streaming_diloco(delay):
     asked = {"method.fragments": 2, "method.delay": delay, "method.period": 6}
     steps = NODES * STEPS
     config = {"cluster.service.name": "constant"} | asked
-    line = line_of("decoupled", steps=steps, network=NETWORK, **config)
+    line = line_of("decoupled", steps=steps, model_info=NETWORK, **config)
     np.testing.assert_array_equal(line.worker, np.tile(np.arange(NODES), STEPS))
     each = {k: v.reshape(steps, EACH, *v.shape[2:]) for k, v in BATCHES.items()}
     hyper = {"learning_rate": np.full(steps, RATE), "momentum": np.full(steps, MOMENTUM)}

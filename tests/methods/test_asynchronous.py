@@ -118,11 +118,11 @@ def test_the_clock_sends_less_to_the_server_and_all_back():
     """A quarter of each array's numbers, 8 bytes each, at a byte a second, and 56 bytes back."""
     asked = {"method.compression_share": 0.25, "cluster.service.name": "constant"}
     asked |= {"cluster.bandwidth": 1.0}
-    network = ModelInfo(None, tree(START), None)
+    model_info = ModelInfo(None, tree(START), None)
     took = []
     for name in ("", "top_k"):
         asked["method.compression"] = name
-        line = line_of("asynchronous", 2, update_bytes=56, network=network, **asked)
+        line = line_of("asynchronous", 2, update_bytes=56, model_info=model_info, **asked)
         took.append(line.seconds[1::2] / np.arange(1, 17) - 1)  # a second of computing
     np.testing.assert_allclose(took, [[112] * 16, [56 + 8 * (3 + 1)] * 16], rtol=1e-12)
 

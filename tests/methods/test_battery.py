@@ -255,8 +255,8 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
         return jnp.asarray(own.normal(0, 0.3, leaf.shape), leaf.dtype)
 
     params = jax.tree_util.tree_map_with_path(draw, shapes)
-    network = ModelInfo(whole, params, at(batches, 0))
-    known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
+    model_info = ModelInfo(whole, params, at(batches, 0))
+    known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "model_info": model_info}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
     line = config.timeline(epochs=ends, **known)
     divided = plan_of(line, Shares)

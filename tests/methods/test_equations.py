@@ -218,14 +218,14 @@ def run_of(inputs, steps):
     values = VALUES | {f"cluster.{key}": value for key, value in cluster.items()}
     values |= {"model.hidden": (7,)} if inputs.values else {}  # two blocks are enough
     config = config_of(name, **values | inside(name.split("+")) | inputs.values, steps=steps)
-    network = network_of(program.problem_of(config, battery.CLASSES))
+    model_info = network_of(program.problem_of(config, battery.CLASSES))
     rng = np.random.default_rng(0)
-    params = jax.tree_util.tree_map_with_path(drawn, network.params)
+    params = jax.tree_util.tree_map_with_path(drawn, model_info.params)
     if inputs.optimizer == "adam":  # it would divide by the squares of units that hardly live
         params |= {n: jax.tree.map(lambda x: x + (x.ndim == 1), params[n]) for n in params}
     ends = [{"train_loss": 1.0}] * (steps // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 1000, "epochs": ends}
-    line = config.timeline(network=network, **known)
+    line = config.timeline(model_info=model_info, **known)
     order = np.stack([rng.permutation(96)[: battery.BATCH] for _ in range(steps)])
     largest = 0.3 if inputs.optimizer == "sgd" else 0.03
     hyper = {

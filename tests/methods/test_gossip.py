@@ -331,8 +331,8 @@ def timeline(values, name="model_averaging+gossip"):
     own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "method.period": 2} | values
     config = battery.config_of(name, own)
     params = battery.make_run(name, own).params
-    network = methods.ModelInfo(battery.program.problem_of(config, battery.CLASSES), params, {})
-    known = {"steps_per_epoch": 4, "update_bytes": 8, "network": network}
+    model_info = methods.ModelInfo(battery.program.problem_of(config, battery.CLASSES), params, {})
+    known = {"steps_per_epoch": 4, "update_bytes": 8, "model_info": model_info}
     return config.timeline(**known)
 
 

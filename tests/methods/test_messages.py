@@ -249,9 +249,9 @@ def sent_and_seconds(name, values, optimizer="sgd"):
 def seconds(name, params, values, optimizer="sgd"):
     """Of every update, by the clock of a config, less those of its computing."""
     config = battery.config_of(name, values | {"optimizer.name": optimizer})
-    network = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
+    model_info = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
     size = bytes_of(params)
-    known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
+    known = {"steps_per_epoch": 4, "update_bytes": size, "model_info": model_info}
     line = config.timeline(**known)
     computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
     return np.diff(line.seconds, prepend=0.0) - computing

@@ -42,8 +42,8 @@ PARAMS = {
 
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
-    network = ModelInfo(problem, PARAMS, batch)
-    return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
+    model_info = ModelInfo(problem, PARAMS, batch)
+    return chosen.timeline(steps_per_epoch=10, update_bytes=0, model_info=model_info)
 
 
 def events_of(line, momentum):

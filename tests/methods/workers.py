@@ -16,7 +16,7 @@ WORKERS, MOMENTUM = 3, 0.6
 CLOSE = {"rtol": 0, "atol": 2e-5}
 
 
-def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **values):
+def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, model_info=None, **values):
     """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
     usual = {
         "batch_size": 12,
@@ -27,7 +27,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
         "cluster.seconds_per_example": 1 / 12,
     }
     config = Config().with_(usual | values)
-    return config.timeline(steps_per_epoch=1, update_bytes=update_bytes, network=network)
+    return config.timeline(steps_per_epoch=1, update_bytes=update_bytes, model_info=model_info)
 
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):

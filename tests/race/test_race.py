@@ -19,8 +19,7 @@ import pytest
 from optdyn import core
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import WorkdirError
-from optdyn.base.handshake import Listener
-from optdyn.base.handshake import connect as call
+from optdyn.base.handshake import Listener, connect
 from optdyn.base.workdir_lock import locked
 from optdyn.cli import race as launched
 from optdyn.clock.timeline import TimelineError, from_arrivals
@@ -193,7 +192,7 @@ def in_parts(servers, seed, dying=0.0):
     """
 
     @contextlib.contextmanager
-    def connect(run):
+    def connect_parts(run):
         known, key = shards.forms_of(run, servers), b"a secret of this race"
         with contextlib.ExitStack() as stack:
             doors = [stack.enter_context(contextlib.closing(Listener(key))) for _ in range(servers)]
@@ -202,7 +201,7 @@ def in_parts(servers, seed, dying=0.0):
                 pool.submit(shards.serve_part, shards.Part(run, number, servers), door, known)
 
             def calls(who):
-                return [stack.enter_context(call(door.address, key, who)) for door in doors]
+                return [stack.enter_context(connect(door.address, key, who)) for door in doors]
 
             rng = np.random.default_rng(seed)
             fate = np.random.default_rng(seed)
@@ -235,7 +234,7 @@ def in_parts(servers, seed, dying=0.0):
             server = shards.server_parts(calls(shards.COMMAND), known, run.program.init(run.params))
             yield shards.via_parts(server, inner)
 
-    return connect
+    return connect_parts
 
 
 @pytest.mark.parametrize(

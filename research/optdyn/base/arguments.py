@@ -26,10 +26,7 @@ DESCRIPTIONS: Mapping[Any, str] = {
 
 
 def check_arguments(function: F) -> F:
-    """Decorates a function so that bad arguments raise `ConfigError`.
-
-    They are unknown, missing, or of another type than their annotation.
-    """
+    """Decorates a function: arguments of unknown name or other type raise `ConfigError`."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +63,6 @@ _signature = lru_cache(maxsize=256)(inspect.signature)
 
 @lru_cache(maxsize=256)
 def _allowed_types(function: Callable[..., Any]) -> Mapping[str, tuple[type, ...]]:
-    """Returns the types that annotated parameters may have, by name, but for those of `Any`."""
     found = dict[str, tuple[type, ...]]()
     annotations = {n: hint for n, hint in function.__annotations__.items() if n != "return"}
     hints = get_type_hints(SimpleNamespace(__annotations__=annotations), function.__globals__)

@@ -34,10 +34,7 @@ class InputError(ValueError):
     @classmethod
     @contextmanager
     def at(cls, where: str, *kinds: type[Exception], then: str = "") -> Iterator[None]:
-        """Turns errors of these kinds into `WHERE: MESSAGE THEN` of this class.
-
-        Errors of this class pass unchanged.
-        """
+        """Turns errors of other classes into `WHERE: MESSAGE THEN` of this one."""
         try:
             yield
         except cls:
@@ -59,7 +56,7 @@ class Join(NamedTuple):
 
 
 def passes(is_valid: Callable[[Any], object], value: object) -> bool:
-    """Whether the test holds of the value; False if the value is of a type that it cannot test."""
+    """Returns whether the test holds of the value; False for a type that it cannot test."""
     try:
         return bool(is_valid(value))
     except TypeError:
@@ -67,12 +64,10 @@ def passes(is_valid: Callable[[Any], object], value: object) -> bool:
 
 
 def refuse(*checks: Check) -> None:
-    """Raises `ConfigError` with the line of the first check that is wrong."""
     ConfigError.refuse(checks)
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
-    """Raises `ConfigError` unless the value is one of these."""
     if value not in values:
         raise ConfigError(f"{name} = {short_repr(value)}: must be {one_of_these(value, values)}")
 
@@ -89,10 +84,7 @@ def and_list(names: Sequence[str]) -> str:
 
 
 def config_variant(table: Mapping[str, T], name: str) -> T:
-    """Returns the entry of the table that a config file's argument names, `--config=FILE:NAME`.
-
-    Raises `ConfigError`, which lists the names, if there is none.
-    """
+    """Returns the entry that `--config=FILE:NAME` names. Raises `ConfigError`."""
     if name not in table:
         known = ", ".join(map(repr, filter(None, table))) + ", or left out" * ("" in table)
         raise ConfigError(
@@ -102,10 +94,7 @@ def config_variant(table: Mapping[str, T], name: str) -> T:
 
 
 def short_repr(value: object) -> str:
-    """Returns any value in one line of at most `MOST_CHARACTERS`.
-
-    Dataclasses and functions are shown by their names, dicts as `a dict`.
-    """
+    """Returns the value in one line, dataclasses and functions by their names."""
     if is_dataclass(value) or callable(value):
         return getattr(value, "__name__", f"{type(value).__name__}(...)")
     if hasattr(value, "keys"):
@@ -122,16 +111,12 @@ def short_repr(value: object) -> str:
 
 
 def one_line(text: object, most: int = sys.maxsize) -> str:
-    """Returns the text without line breaks, cut to at most so many characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or else the name of its class.
-
-    Of an `OSError` it is the reason without the file.
-    """
+    """Returns the first line of the message, of an `OSError` without the file; or the class."""
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return str(text).splitlines()[0]
 
@@ -171,7 +156,6 @@ def _last_part(name: str) -> str:
 
 
 def _similarity(one: str, other: str) -> float:
-    """Returns a number from 0 to 1; 1 for equal names."""
     if one == other:
         return 1.0
     words = re.findall(r"[^\W_]+", other)

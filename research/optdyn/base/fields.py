@@ -26,14 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 from optdyn.base import arguments, ranges
-from optdyn.base.errors import (
-    ConfigError,
-    and_list,
-    did_you_mean,
-    one_of_these,
-    passes,
-    short_repr,
-)
+from optdyn.base.errors import ConfigError, and_list, did_you_mean, one_of_these, passes, short_repr
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import USER_NAMES, is_user_name
 from optdyn.base.ranges import LARGEST, Range
@@ -84,9 +77,8 @@ def field(
 ) -> Any:
     """Returns a field of a `Value` with its default, its description and its range.
 
-    `expected` and `is_valid` describe a range that has no two ends, `one_of` the texts allowed.
-    Another value of a `static` field needs another compiled program; other fields are traced.
-    `largest` bounds whole numbers (`ranges.refusal`).
+    `expected` and `is_valid` describe a range that has no two ends, `one_of` the texts allowed. A
+    `static` field is part of the compiled program. `largest` bounds whole numbers.
     """
     limits = ranges.between(at_least, at_most, above, below)
     metadata: dict[str, Any] = {
@@ -154,7 +146,6 @@ class Value:
 
     @property
     def name(self) -> Any:
-        """Returns which member of its union it is."""
         return self.tag
 
     @classmethod
@@ -178,16 +169,13 @@ class Value:
 
     @classmethod
     def key(cls, name: str) -> str:
-        """Returns the dotted config key of a field."""
         return f"{cls.section}.{name}" if cls.section else name
 
     @classmethod
     def field_table(cls) -> "dict[str, dataclasses.Field[Any]]":
-        """Returns the fields by name."""
         return {field.name: field for field in dataclasses.fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the section of a config as a nested dict."""
         name = {"name": self.name} if self.root else {}
         return name | {key: plain(getattr(self, key)) for key in self.field_table()}
 
@@ -206,10 +194,10 @@ class Value:
         return dataclasses.replace(self, **changes)
 
     def changed(self, changes: Mapping[str, Any]) -> "Value":
-        """Returns a copy with other values of some keys, which may be dotted or nested dicts.
+        """Returns a copy with other values of some keys, dotted or in nested dicts.
 
         Another `name` gives another member of the union, with its defaults. A `Text` is parsed as
-        the field's type. Raises `ConfigError` for an unknown key, with the members that have it.
+        the field's type. Raises `ConfigError`.
         """
         new, inner = split_nested(changes)
         value: Value = self
@@ -257,7 +245,6 @@ class Value:
 
 
 def _field_docs(kind: type[Value]) -> str:
-    """Returns the fields of a class with their defaults, descriptions and ranges, for `help`."""
     bases = [base for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
     inherited = {f.name: f for base in bases for f in dataclasses.fields(base)}
     new = {key: f for key, f in vars(kind).items() if isinstance(f, dataclasses.Field)}
@@ -289,10 +276,7 @@ class Text(str):
     """A value as it stands on a command line."""
 
     def parse(self, default: Any, where: str) -> Any:
-        """Returns the value in the type of the default, where that can be read from the text.
-
-        Raises `ConfigError` for a bool that is none; other types are checked with the field.
-        """
+        """Returns the value in the default's type, if it fits. Raises `ConfigError` for bools."""
         if isinstance(default, str):
             return str(self)
         if isinstance(default, bool):
@@ -330,7 +314,6 @@ def all_fields(value: Value) -> "Iterator[tuple[str, dataclasses.Field[Any]]]":
 
 
 def wrong_type_line(name: str, value: Any, kind: type[Value]) -> str:
-    """Returns the line that refuses a value of another type, with a suggestion."""
     member = value if isinstance(value, type) else None
     if isinstance(value, str) and kind.root:
         member = kind.members.get(value)
@@ -374,10 +357,9 @@ def default_of(field: "dataclasses.Field[Any]") -> Any:
 
 
 def normalize(value: Any, default: Any) -> Any:
-    """Returns the value with tuples for lists, hashable, and as a float if the default is one.
+    """Returns the value with tuples for lists and arrays, and a float if the default is one.
 
-    Arrays of NumPy and JAX become tuples or numbers. A dict with keys that are no texts stays as it
-    is, for `refusal`.
+    A dict with keys that are no texts stays as it is, for `refusal`.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -392,7 +374,5 @@ def normalize(value: Any, default: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Custom(Value):
-    """The fields of a union's member for a function of the user's."""
-
     name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
     options: Options = field(OPTIONS, "Arguments of the function.")

@@ -1,7 +1,4 @@
-"""Files that are whole or absent, also if the process is killed or the machine stops.
-
-A full disk raises `DiskFull` wherever it is noticed.
-"""
+"""Files that are whole or absent, also if the process is killed or the machine stops."""
 
 import contextlib
 import errno
@@ -20,7 +17,6 @@ from optdyn.base.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-HOW_TO_GO_ON = "the same command goes on when there is space"
 NUMBER = (int, float)
 # Types of the figures in summary.json and metrics.jsonl that are read again; null is valid, too.
 FIGURE_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -41,7 +37,8 @@ class DiskFull(Exception):
     """Something could not be written for want of space; the message is one line."""
 
     def __init__(self, what: object, whole: str = "what was saved before is whole"):
-        super().__init__(f"disk full at {what}: {whole}; {HOW_TO_GO_ON}")
+        how = "the same command goes on when there is space"
+        super().__init__(f"disk full at {what}: {whole}; {how}")
         self.what = what
 
 
@@ -60,7 +57,6 @@ def disk_full_errors(what: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def permission_errors() -> Iterator[None]:
-    """Turns errors of a file's permissions into `WorkdirError`."""
     try:
         yield
     except OSError as error:
@@ -80,10 +76,7 @@ def workdir_errors(line: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def _disk_full_cause(error: BaseException | None) -> BaseException | None:
-    """Returns the error of a full disk among an error and its causes; None if there is none.
-
-    Libraries that write checkpoints say it in their text only.
-    """
+    """Returns the error of a full disk among causes; some libraries say it in their text only."""
     while error is not None:
         text = str(error)
         if getattr(error, "errno", 0) in FULL or any(os.strerror(n) in text for n in FULL):
@@ -93,10 +86,7 @@ def _disk_full_cause(error: BaseException | None) -> BaseException | None:
 
 
 def write(path: Path, text: str, suffix: str = "part") -> None:
-    """Replaces the file in one step. Raises `DiskFull`.
-
-    `suffix` ends the name of the temporary file; writers at the same time need different ones.
-    """
+    """Replaces the file in one step; writers at a time need other suffixes. Raises `DiskFull`."""
     temporary = path.with_name(f".{path.name}.{suffix}")
     _replace(path, temporary, lambda file: file.write(text.encode()))
 
@@ -107,7 +97,6 @@ def as_json(value: Json) -> str:
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Replaces the file in one step, with null for numbers that are not finite."""
     write(path, as_json(value) + "\n")
 
 
@@ -164,7 +153,6 @@ class AppendedBytes(NamedTuple):
     start: int = 0
 
     def plus(self, content: bytes) -> "AppendedBytes":
-        """Returns the contents with `content` after them."""
         return self._replace(size=self.size + len(content), crc32=zlib.crc32(content, self.crc32))
 
     def difference(self, path: Path) -> str:
@@ -188,9 +176,10 @@ def read_json(path: Path) -> Json:
 
 
 def read_rows(path: Path, size: int | None = None) -> list[Json]:
-    """Returns the objects in a file's lines, or in those of its first `size` bytes.
+    """Returns the objects in a file's lines, or in its first `size` bytes, without a torn last
+    line.
 
-    A last line without an end is torn and left out. Raises `WorkdirError`.
+    Raises `WorkdirError`.
     """
     if not path.exists():
         return []
@@ -209,7 +198,6 @@ def finite(value: Any) -> Any:
 
 
 def short_line(error: BaseException) -> str:
-    """Returns the first 160 characters of an exception's first line."""
     return first_line(error)[:160]
 
 

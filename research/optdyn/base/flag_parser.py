@@ -9,8 +9,6 @@ from optdyn.base.errors import did_you_mean, fail
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests flags for one that is unknown."""
-
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Returns the values of the flags in `arguments`, by default those of the program."""
         argv = sys.argv[1:] if arguments is None else arguments
@@ -26,7 +24,6 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(argv)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message in one line and ends the process with exit code 2."""
         fail(message)
 
 

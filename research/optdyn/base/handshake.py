@@ -4,8 +4,7 @@
     caller     its number, a nonce c, HMAC(key, "caller", s, number, c)
     listener   HMAC(key, "door", s, number, c)
 
-Before that only the bytes of a greeting are read. Connections that wait for it are few, and are
-closed after `TIMEOUT` seconds.
+Before that only a greeting is read, of few connections, within `TIMEOUT` seconds.
 """
 
 import contextlib
@@ -31,8 +30,6 @@ Address = str | tuple[str, int]  # of a file on this machine, or a host and a po
 
 
 class Pending(NamedTuple):
-    """A connection that has not greeted yet."""
-
     socket: socket.socket
     nonce: bytes
     until: float
@@ -40,10 +37,9 @@ class Pending(NamedTuple):
 
 
 class Listener:
-    """Accepts callers with the key, from this machine alone or, with a `host`, from others.
+    """Accepts callers with the key, from this machine or, with a `host`, from others.
 
-    It makes progress in `accept`, which is to be called when one of `sockets` can be read, and now
-    and then.
+    Call `accept` when one of `sockets` can be read, and now and then.
     """
 
     def __init__(self, key: bytes, host: str = ""):
@@ -160,7 +156,6 @@ def _digest(key: bytes, role: bytes, nonce: bytes, hello: bytes) -> bytes:
 
 
 def _receive(line: socket.socket, size: int) -> bytes:
-    """Returns exactly `size` bytes."""
     found = b""
     while len(found) < size:
         more = line.recv(size - len(found))

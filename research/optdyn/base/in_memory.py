@@ -1,8 +1,7 @@
 """Names for things that Python passes to an experiment: functions, modules, arrays.
 
-A config has names only. A function that can be imported has one. Other things are attributes of
-this module as long as the process lives, so `optdyn.base.in_memory:NAME` finds them. NAME has the
-kind of thing and a number, such as `a_function_1`; contents are compared by `lookup.digest`.
+A config has names only. A function that can be imported has one; other things are attributes of
+this module as long as the process lives, such as `a_function_1`.
 """
 
 import itertools
@@ -36,7 +35,6 @@ class Name(str):
 
 
 def _unpickle(pickled: bytes, name: str) -> str:
-    """Returns the name of another process's thing: its name there, unless that is taken here."""
     thing = pickle.loads(pickled)
     here = globals().setdefault(name, thing)
     if here is thing or digest(here) == digest(thing):
@@ -47,8 +45,7 @@ def _unpickle(pickled: bytes, name: str) -> str:
 def name_of(thing: object, kind: str = "", *parts: object) -> str:
     """Returns `MODULE:NAME`, by which `lookup.find` finds this very thing; a text as it is.
 
-    `kind` is what messages call it, by default its type. `parts` are the objects that it was made
-    from, if each call makes a new one.
+    `kind` is for messages; `parts` are what it was made from, if each call makes a new one.
     """
     if isinstance(thing, str):
         return thing

@@ -1,19 +1,9 @@
 """The user's code: finding it by the names in a config, and telling whether it has changed.
 
-A name is `MODULE:NAME` of a module that can be imported, also from the current folder, or
-`FILE.py:NAME`. Exceptions that the user's code raises, on import or when it is called, become one
-line with the file and the line in it.
-
-A module is imported once, as Python does; after an edit `importlib.reload` is up to the user. A
-file is read at every look-up and executed again if its bytes have changed; inside
-`files_read_once` it is read once.
-
-Within a process things are compared by identity (`Is`). Like `jax.jit`, that does not see changes
-of what a function reads from its module. A run that goes on in another process compares hashes
-(`fingerprint`): of a file its bytes, of things without a file their contents (`digest`).
-
-Names in files that a run, or a stranger, wrote do not run code by themselves
-(`check_names_in_file`).
+A name is `MODULE:NAME` or `FILE.py:NAME`. A module is imported once; a file is read at every
+look-up, and executed again if its bytes have changed. Within a process things are compared by
+identity (`Is`), which does not see changes of what a function reads from its module, in another
+process by hashes (`fingerprint`).
 """
 
 import dataclasses
@@ -83,16 +73,11 @@ class _NotFound(Exception):
     """There is no such module or file."""
 
 
-# Names.
-
-
 def is_user_name(name: str) -> bool:
-    """Returns whether the name is of the user's code, and not of a registry."""
     return isinstance(name, str) and ":" in name
 
 
 def was_found(key: str, name: str) -> bool:
-    """Returns whether this process has looked up the name as the value of the key before."""
     return (key, name) in _found_names
 
 
@@ -110,10 +95,7 @@ def kind_in_memory(name: str) -> str:
 
 
 def unnumbered(text: str) -> str:
-    """Returns the text without the numbers in names of things in memory.
-
-    The numbers follow the order of naming in a process; hashes tell the things apart.
-    """
+    """Returns the text without the numbers of things in memory, which differ by process."""
     return IN_MEMORY.sub(r"\1", text)
 
 
@@ -135,21 +117,14 @@ def user_names(config: Any, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, s
 
 
 def _value_of_key(config: Any, key: str) -> Any:
-    """Returns the value of a dotted key of an experiment or a nested dict; '' if it lacks it."""
     for part in key.split("."):
         config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part, "")
     return config
 
 
-# Things.
-
-
 @contextmanager
 def files_read_once() -> Iterator[None]:
-    """Inside, a file is read at its first look-up only, so that edits do not change a run.
-
-    Nested calls add nothing. The threads of a pool need a copy of the context.
-    """
+    """Inside, a file is read at its first look-up only; threads need a copy of the context."""
     token = _files_read.set(_files_read.get({}))
     try:
         yield
@@ -158,10 +133,9 @@ def files_read_once() -> Iterator[None]:
 
 
 def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = did_you_mean) -> Any:
-    """Returns the thing that `name`, the value of `key`, stands for.
+    """Returns the thing, in `known` or of the user, that `name`, the value of `key`, stands for.
 
-    It is an entry of `known`, or the user's. `hint(name, known)` ends the line that refuses a name.
-    Raises `ConfigError`, also if the user's file cannot be imported or lacks the attribute.
+    `hint(name, known)` ends the line that refuses a name. Raises `ConfigError`.
     """
     if is_user_name(name):
         _, thing = _find_with_module(key, name)
@@ -179,7 +153,6 @@ def user_objects(config: Any, keys: Sequence[str]) -> Key:
 
 
 def _find_with_module(key: str, name: str) -> tuple[ModuleType, Any]:
-    """Returns the module of a name of the user's code, and the thing. Raises `ConfigError`."""
     (where, _, attribute), line = name.rpartition(":"), key_value(key, name)
     try:
         module = _module_of_file(Path(where)) if where.endswith(".py") else _module_by_name(where)
@@ -196,7 +169,6 @@ def _find_with_module(key: str, name: str) -> tuple[ModuleType, Any]:
 
 
 def _module_by_name(name: str) -> ModuleType:
-    """Returns the module; this package's and installed ones precede those of the current folder."""
     _add_to_path(Path.cwd())
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
@@ -219,7 +191,6 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _execute_file(path: Path) -> ModuleType:
-    """Returns the module of a file, executed only if its bytes have changed."""
     if not path.is_file():
         raise _NotFound(f"no file {path}")
     content, name = path.read_bytes(), f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
@@ -241,12 +212,8 @@ def _execute_file(path: Path) -> ModuleType:
 
 
 def _add_to_path(folder: Path) -> None:
-    """Adds the folder to the end of `sys.path`."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-# Errors.
 
 
 def call_user_code(
@@ -262,7 +229,7 @@ def call_user_code(
 
 
 def describe_error(error: BaseException, *functions: object) -> str:
-    """Returns one line with the exception, its message, and the file and line in the user's code.
+    """Returns one line with the exception, and the file and line in the user's code.
 
     The place is the innermost frame outside libraries, or else where one of `functions` begins.
     """
@@ -275,16 +242,12 @@ def describe_error(error: BaseException, *functions: object) -> str:
     return f"{''.join(users[-1:])}{type(error).__name__}: {one_line(error, 300)}"
 
 
-# Files.
-
-
 def is_library(filename: str) -> bool:
     """Returns whether a file is installed, Python's, or this package's."""
     return filename.startswith(LIBRARIES) or bool(INSTALLED.search(filename))
 
 
 def is_user_file(filename: str) -> bool:
-    """Returns whether it is a file, and not a library's."""
     return not filename.startswith("<") and not is_library(filename)
 
 
@@ -295,10 +258,7 @@ def file_of(module: ModuleType) -> Path | None:
 
 
 def _hash_of(module: ModuleType) -> str:
-    """Returns the hash of a module's file as it was imported or reloaded; '' if it has no file.
-
-    It is stored in the module's spec, which `importlib.reload` replaces.
-    """
+    """Returns the hash of a module's file as it was imported or reloaded; '' if it has no file."""
     spec, path = getattr(module, "__spec__", None), file_of(module)
     stored = vars(spec) if spec else {}
     if "sha256" not in stored and path and path.is_file():
@@ -307,18 +267,12 @@ def _hash_of(module: ModuleType) -> str:
 
 
 def _file_of_code(thing: Any) -> str:
-    """Returns the file of the code of a function, or of a thing's class.
-
-    It is '<frozen' for parts of Python without a file, and '<' for typed-in code.
-    """
+    """Returns the file, '<frozen' for parts of Python without one, '<' for typed-in code."""
     if isinstance(code := getattr(thing, "__code__", None), CodeType):
         return code.co_filename
     module = sys.modules.get((thing if isinstance(thing, type) else type(thing)).__module__)
     without_file = "<frozen" if getattr(module, "__spec__", None) else "<"
     return getattr(module, "__file__", None) or without_file
-
-
-# Hashes.
 
 
 def digest(thing: Any) -> str:
@@ -384,7 +338,6 @@ def _qualified_name(thing: Any) -> str:
 
 
 def _array(thing: Any) -> np.ndarray | None:
-    """Returns the numbers of an array of NumPy, JAX, pandas and the like; None for other things."""
     if not hasattr(type(thing), "__array__"):
         return None
     try:
@@ -393,9 +346,6 @@ def _array(thing: Any) -> np.ndarray | None:
         return np.asarray(thing)
     except Exception:  # a library's, for things that it cannot convert
         return None
-
-
-# The code that a run was started with.
 
 
 def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
@@ -417,15 +367,11 @@ def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
 
 
 def hashes_of(code: object) -> dict[str, str]:
-    """Returns the hashes in a `fingerprint` by name; {} if `code` is none."""
     return dict(ENTRY.findall(code)) if isinstance(code, str) else {}
 
 
 def changed_files(before: object, now: str) -> str:
-    """Returns `a.py and b.py` for what differs between two fingerprints; '' if nothing does.
-
-    It is '' too if there was none before.
-    """
+    """Returns `a.py and b.py` for what differs; '' if nothing does, or there was none before."""
     if not before or before == now:
         return ""
     changed = [name for name, _ in hashes_of(now).items() - hashes_of(before).items()]
@@ -443,17 +389,13 @@ def check_code(config: Any) -> None:
         raise ConfigError(line)
 
 
-# Names in files.
-
-
 def check_names_in_file(
     config: Mapping[str, Any], file: object, keys: Sequence[str] = KEYS
 ) -> None:
     """Raises `ConfigError` if a config that was read from a file names code that must not run.
 
     The command line must have the name, too, and the thing must be of the type that the key wants
-    or code in a file of the user's. Names that this process has found before pass. Dotted keys are
-    refused, for names could hide in them.
+    or code in a file of the user's. Names that this process has found before pass.
     """
     if dotted := next(_dotted_keys(config), ""):
         raise ConfigError(f"{file}: its key {dotted!r} must be in its section, without a dot")
@@ -475,7 +417,6 @@ def check_names_in_file(
 
 
 def _dotted_keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the keys with a dot in a nested dict, except those of options."""
     for key, value in config.items():
         if "." in key:
             yield key
@@ -484,10 +425,7 @@ def _dotted_keys(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_expected_kind(key: str, thing: Any) -> bool:
-    """Returns whether the thing has the type that the key wants, or is code in a user's file.
-
-    The type is a class itself, or the annotated result of a function; nothing is called.
-    """
+    """Returns whether the thing, which is not called, fits the key or is in a user's file."""
     import flax.linen as nn  # here, for they take long
     import optax
 

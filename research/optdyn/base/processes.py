@@ -33,8 +33,7 @@ class ProcessError(InputError):
 def initialize() -> None:
     """Joins the job that the environment describes, if any; call it before devices are used.
 
-    Raises `ProcessError` if the description is inconsistent. JAX aborts this process if the others
-    do not come.
+    Raises `ProcessError` for a bad description. JAX aborts this process if the others do not come.
     """
     if "OPTDYN_COORDINATOR" in os.environ:
         address, processes, process = job_from_environment(os.environ)
@@ -67,10 +66,7 @@ def devices() -> None:
 
 
 def local_address(environ: Mapping[str, str]) -> str:
-    """Returns the address at which other processes of the job reach this machine.
-
-    It is that of the route to the coordinator; without OPTDYN_COORDINATOR the machine's name.
-    """
+    """Returns the address of the route to the coordinator; without one the machine's name."""
     if "OPTDYN_COORDINATOR" not in environ:
         return socket.gethostname()
     host, _, port = environ["OPTDYN_COORDINATOR"].rpartition(":")
@@ -89,8 +85,7 @@ def is_writer() -> bool:
 def leaving_on_failure() -> Iterator[None]:
     """Inside, an exception that ends one process of several ends it at once.
 
-    Python's exit would wait in JAX for the other processes, and these for this one in their next
-    collective. In a single process exceptions pass.
+    Python's exit would wait in JAX for the other processes, and these in their next collective.
     """
     try:
         yield
@@ -126,8 +121,7 @@ def job_from_environment(environ: Mapping[str, str]) -> tuple[str, int, int]:
 def in_cluster(environ: Mapping[str, str]) -> bool:
     """Returns whether a cluster says that it started this process as one of several.
 
-    For SLURM the tasks of this step count: a shell inside a job of many tasks is one process. On a
-    Cloud TPU VM it is True, and JAX asks a server, which may know of one process only.
+    For SLURM the tasks of this step count, not the job's. On a Cloud TPU VM it is True.
     """
     hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES", ""))
     counts = (

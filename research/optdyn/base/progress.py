@@ -1,8 +1,4 @@
-"""The progress line on standard error, and Ctrl-C and other signals while a run goes on.
-
-A terminal shows one progress line, which is rewritten; other lines go through `say`, which removes
-it first.
-"""
+"""The progress line on standard error, and Ctrl-C and other signals while a run goes on."""
 
 import contextlib
 import math
@@ -36,8 +32,6 @@ class Watch(NamedTuple):
 
 
 class NotedSignals:
-    """The number of the first signal that ends a run, and how many have asked to save."""
-
     stopped = 0
     saves = 0
 
@@ -68,9 +62,7 @@ def watch_or_default(
 def note_signals() -> Iterator[NotedSignals]:
     """Inside, signals that end a run or have it save are only noted (`signals.take`).
 
-    A second SIGINT or SIGTERM acts as it would outside. A second SIGHUP does not, for a terminal
-    that is closed may send it more than once, or after another signal. At the end the progress line
-    is finished, so that a traceback, say, begins on a line of its own.
+    A second SIGINT or SIGTERM acts as it would outside; a closed terminal may send two SIGHUP.
     """
     noted = NotedSignals()
 
@@ -95,7 +87,6 @@ def note_signals() -> Iterator[NotedSignals]:
 
 
 def end_line() -> None:
-    """Ends the progress line, if there is one, so that what follows goes below it."""
     global _open
     with _lock:
         put("\n" * _open)
@@ -105,9 +96,9 @@ def end_line() -> None:
 class Progress:
     """`name  step 500/1,000  loss 0.12  810 steps/s  0:00:03 left`, on standard error.
 
-    On a terminal the line is rewritten and cut to the terminal's width; elsewhere it is printed
-    every ten seconds and at the end. The rate leaves out what precedes the first call of `show`,
-    such as compilation. A total of 0 is unknown.
+    On a terminal the line is rewritten, elsewhere printed every ten seconds and at the end. The
+    rate leaves out what precedes the first call of `show`, such as compilation. A total of 0 is
+    unknown.
     """
 
     def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = "step"):
@@ -117,7 +108,6 @@ class Progress:
         self._shown = 0.0 if _is_terminal() else time.monotonic()
 
     def show(self, step: int, text: str = "") -> None:
-        """Shows that `step` updates are done, if it is time to show something."""
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)
@@ -156,10 +146,7 @@ class Progress:
 
 
 class Sweep:
-    """A progress line for many runs: `12/64 points, 1 diverged`, and the updates of all.
-
-    `points` has the updates of each point; those in `done` have ended before.
-    """
+    """A progress line for many runs, of so many updates: `12/64 points, 1 diverged`."""
 
     def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
         self._points = points
@@ -179,7 +166,6 @@ class Sweep:
                 self._show(point, step)
 
     def end(self, point: str, status: str) -> None:
-        """Shows that the point has ended."""
         with self._lock:
             self._ended.add(point)
             self._diverged += status == "diverged"
@@ -228,7 +214,6 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str, is_open: bool) -> None:
-    """Writes the text in place of the progress line; an open text is the new progress line."""
     global _open
     with _lock:
         put(CLEAR * _open + text)

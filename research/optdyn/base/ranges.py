@@ -1,7 +1,4 @@
-"""Valid values of fields: of the type of the default, of a size to compute with, and in a range.
-
-Types are checked before ranges, so that a range never compares a text with a number.
-"""
+"""Valid values of fields: of the type of the default, of a size to compute with, and in a range."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -73,9 +70,6 @@ def _is_plain(value: object, depth: int = DEPTH) -> bool:
         few = depth > 0 and len(value) <= ENTRIES
         return few and all(_is_plain(entry, depth - 1) for entry in value)
     return False
-
-
-# Ranges.
 
 
 @dataclass(frozen=True)

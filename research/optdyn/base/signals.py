@@ -14,9 +14,8 @@ Handler = Any  # as `signal.signal` takes and returns it
 def take(call: Handler, *numbers: int) -> dict[int, Handler]:
     """Sets the handler of signals; returns the handlers before, for `restore`.
 
-    Signals of `ENDING` that are ignored stay so, as SIGHUP under nohup and SIGINT in the background
-    of a script. Signals of `SAVING` that have a handler keep it. Outside the main thread, where
-    Python delivers no signals, nothing is set.
+    Ignored signals of `ENDING` stay so, as under nohup, and signals of `SAVING` keep a handler that
+    they have. Outside the main thread nothing is set.
     """
     if current_thread() is not main_thread():
         return {}

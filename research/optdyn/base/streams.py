@@ -21,8 +21,7 @@ class LossyFile(io.FileIO):
 def settle() -> None:
     """Replaces standard error by one that never fails, and closed streams by /dev/null.
 
-    Otherwise the next file that is opened would get the descriptor of a closed stream, and what is
-    written there.
+    Otherwise the next file that is opened would get a closed stream's descriptor, and its text.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -54,9 +53,6 @@ def tell(*lines: object) -> None:
 
 
 def drop() -> None:
-    """Redirects standard output to /dev/null.
-
-    Otherwise its buffer would fail again as Python ends, with another exit code.
-    """
+    """Redirects standard output to /dev/null; its buffer would fail again as Python ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

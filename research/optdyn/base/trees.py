@@ -1,7 +1,4 @@
-"""Names for the types of pytrees and JSON, and sizes of pytrees.
-
-Types cannot express the structure of a pytree, so `Tree` is any.
-"""
+"""Names for the types of pytrees, whose structure types cannot express, and of JSON; and sizes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,7 +25,6 @@ def examples_in(examples: Examples) -> int:
 
 
 def head(examples: Examples, most: int) -> Examples:
-    """Returns the first `most` examples, or all if there are fewer."""
     return {name: leaf[:most] for name, leaf in examples.items()}
 
 

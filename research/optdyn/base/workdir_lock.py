@@ -20,8 +20,8 @@ LOCK = ".lock"  # JSON about the process that has the lock, else empty
 def locked(workdir: Path, name: str = LOCK) -> Iterator[None]:
     """Makes the workdir and locks it. Raises `WorkdirError` if another process has the lock.
 
-    The lock is the kernel's, so a process that was killed leaves none. Where the file system has no
-    locks, a line says so and the workdir is used without one.
+    The lock is the kernel's, so a process that was killed leaves none. Where there are no locks, a
+    line says so.
     """
     path = workdir / name
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
@@ -55,10 +55,7 @@ def locked(workdir: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def check_writable(workdir: Path) -> None:
-    """Raises `WorkdirError` if the workdir can be neither written to nor made; makes nothing.
-
-    A workdir with a run may be read-only, for finished runs are only read.
-    """
+    """Raises `WorkdirError` if the workdir has no run and cannot be written to or made."""
     path = workdir.absolute()
     deepest = next(part for part in (path, *path.parents) if os.path.lexists(part))
     has_run = any((path / name).exists() for name in ("config.json", "points"))

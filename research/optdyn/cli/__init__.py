@@ -1,8 +1,7 @@
 """The commands, one module each: `python -m launch.train` or `optdyn train`.
 
-Their imports take seconds, and libraries answer a KeyboardInterrupt during imports with a
-traceback, another exception, or not at all. So Ctrl-C ends a command at once until `interruptible`
-is called.
+Their imports take seconds, and libraries answer a KeyboardInterrupt during imports in many ways. So
+Ctrl-C ends a command at once until `interruptible` is called.
 """
 
 import os

@@ -36,9 +36,8 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     """Calls `main(config, workdir)` with the values of the flags and exits with its result.
 
-    `config` is the `Config` or `Grid` of `--config=FILE`, or of a shipped `--config=NAME`, with the
-    values of `--config.KEY=VALUE`. `workdir` is the default of `--workdir=DIR`. Bad input is one
-    line on standard error and exit code 2.
+    `config` is an `Experiment` or a `Grid`; `workdir` is the default of `--workdir=DIR`. Bad input
+    is one line on standard error and exit code 2.
     """
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
@@ -55,48 +54,38 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
         if not folder.value:
             fail("--workdir is empty; name a folder")
         cache.enable()
-        return _call(main, str(name.value), changes, folder.value, quiet)
+        # Here, for they import jax and numpy.
+        from optdyn.base import lookup, processes
+        from optdyn.base.fields import Text
+        from optdyn.base.files import disk_full_errors, permission_errors
+        from optdyn.base.progress import end_line, say
+        from optdyn.base.workdir_lock import check_writable
+        from optdyn.devices.first_process import run_on_first
+
+        interruptible()
+        try:
+            # Not around the regular end, where the processes wait for one another.
+            with processes.leaving_on_failure(), one_line_errors():
+                processes.initialize()
+                processes.devices()
+                # Processes save whole states, so Orbax would warn all but the first at all
+                # checkpoints that there are no parts to merge.
+                if quiet and not processes.is_writer():
+                    logging.set_verbosity(logging.ERROR)
+                with lookup.files_read_once():
+                    texts = {key: Text(value) for key, value in changes.items()}
+                    config = configs.config(str(name.value), texts)
+                    workdir = Path(folder.value)
+                    if folder.value != NO_WORKDIR:
+                        run_on_first(lambda: check_writable(workdir))
+                    with disk_full_errors(), permission_errors():
+                        return main(_with_measured_lowerings(config, workdir), workdir)
+        except KeyboardInterrupt:
+            end_line()
+            say("interrupted")
+            return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=parse_flags)
-
-
-def _call(
-    main: Callable[[Any, Path], int],
-    name: str,
-    changes: Mapping[str, str],
-    folder: str,
-    quiet: bool,
-) -> int:
-    """Joins the job of processes and returns `main`'s result, or the exit code of an interrupt."""
-    # Here, for they import jax and numpy.
-    from optdyn.base import lookup, processes
-    from optdyn.base.fields import Text
-    from optdyn.base.files import disk_full_errors, permission_errors
-    from optdyn.base.progress import end_line, say
-    from optdyn.base.workdir_lock import check_writable
-    from optdyn.devices.first_process import run_on_first
-
-    interruptible()
-    try:
-        # Not around the regular end, where the processes wait for one another.
-        with processes.leaving_on_failure(), one_line_errors():
-            processes.initialize()
-            processes.devices()
-            # Processes save whole states separately, so Orbax would warn all but the first at all
-            # checkpoints that there are no parts to merge.
-            if quiet and not processes.is_writer():
-                logging.set_verbosity(logging.ERROR)
-            with lookup.files_read_once():
-                config = configs.config(name, {key: Text(v) for key, v in changes.items()})
-                workdir = Path(folder)
-                if folder != NO_WORKDIR:
-                    run_on_first(lambda: check_writable(workdir))
-                with disk_full_errors(), permission_errors():
-                    return main(_with_measured_lowerings(config, workdir), workdir)
-    except KeyboardInterrupt:
-        end_line()
-        say("interrupted")
-        return 128 + signal.SIGINT
 
 
 @contextmanager
@@ -135,7 +124,6 @@ def warn(config: "Config") -> None:
 
 
 def in_json() -> bool:
-    """Returns whether the command has a flag `--json`, which is set."""
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
 
 
@@ -146,7 +134,7 @@ def check_kind(config: "Config | Grid", is_grid: bool = False) -> None:
 
 
 def split_keys(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the other arguments, and the values of keys, `--config.KEY=VALUE` or `... VALUE`.
+    """Returns the other arguments, and the values of `--config.KEY=VALUE` or `... VALUE`.
 
     `--config.KEY` without a value is true, and `--noconfig.KEY` false.
     """
@@ -181,14 +169,12 @@ def _with_measured_lowerings(config: Any, workdir: Path) -> Any:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Sets the flags and returns the other arguments. Errors are one line."""
     with _reading_flags():
         return flags.FLAGS(argv)
 
 
 @contextmanager
 def _reading_flags() -> Iterator[None]:
-    """Inside, an error of absl ends the program with one line."""
     try:
         yield
     except flags.Error as error:
@@ -201,7 +187,6 @@ def _reading_flags() -> Iterator[None]:
 
 
 def _no_flag(name: str) -> str:
-    """Returns a line on an unknown flag, with similar flags and keys."""
     modules = flags.FLAGS.flags_by_module_dict().items()
     ordered = sorted(modules, key=lambda item: item[0] != __name__)  # flags of all commands first
     ours = [group for module, group in ordered if module.partition(".")[0] not in LIBRARIES]

@@ -39,7 +39,6 @@ def enable() -> None:
 
 
 def place() -> Path:
-    """Returns the cache folder of this process's JAX."""
     import jax
 
     return folder(os.environ, jax.__version__, jax.lib.__version__)

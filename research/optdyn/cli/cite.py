@@ -27,13 +27,11 @@ OPTDYN = """\
 
 
 def references() -> dict[str, str]:
-    """Returns the BibTeX entries of `references.bib` by arXiv number."""
     entries = re.findall(r"^@\w+\{.*?^\}", REFERENCES.read_text(), re.M | re.S)
     return {NUMBER.findall(entry)[0]: entry for entry in entries}
 
 
 def bare_entry(number: str) -> str:
-    """Returns an entry for a paper that `references.bib` lacks."""
     url = f"https://arxiv.org/abs/{number}"
     return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
 
@@ -56,7 +54,6 @@ def papers(config: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the entries; returns 2 after one error line for folders without a run."""
     from optdyn.base.files import read_json  # here, for it takes long
 
     if not arguments or arguments[0].startswith("-"):

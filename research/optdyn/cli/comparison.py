@@ -1,7 +1,4 @@
-"""`optdyn.compare`: experiments trained with the same seeds and compared in one table.
-
-Updates x seconds an update = seconds to a loss, with intervals over pairs of seeds.
-"""
+"""`optdyn.compare`: experiments trained with the same seeds and compared in one table."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,9 +47,8 @@ class Comparison:
 
         `updates` and simulated `seconds` are those to the loss `target`, by default that of the
         comparison; `_least` and `_most` are the bounds between log points. `_ratio` is that to the
-        first experiment, `_low` and `_high` the ends of its 95 % interval over pairs of seeds,
-        which includes the bounds; NaN with fewer than 5 seeds. `loss` is the last one, `seeds`
-        counts runs, and `diverged` those that did. Runs that miss the loss or diverge count as
+        first experiment with its 95 % interval over pairs of seeds, `_low` to `_high`, NaN with
+        fewer than 5 seeds. `loss` is the last one. Runs that miss the loss or diverge count as
         infinite.
         """
         loss = self.target if target is None else target
@@ -81,7 +77,6 @@ class Comparison:
         return pd.DataFrame(rows).set_index("experiment")
 
     def __str__(self) -> str:
-        """Returns the table at the comparison's target as text."""
         table, first = self.table(), next(iter(self.runs))
         rows = [["", "updates", "x seconds an update", "= simulated seconds"]]
         for name, row in table.iterrows():
@@ -116,10 +111,7 @@ class Comparison:
 
     @check_arguments
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
-        """Returns a figure of one log column against another, medians and ranges over seeds.
-
-        Raises `ConfigError` for an unknown column.
-        """
+        """Returns a figure of two log columns: medians, ranges. Raises `ConfigError`."""
         for axis, column in (("x", x), ("y", y)):
             errors.one_of(axis, column, [*self[next(iter(self.runs))].log])
         looks = itertools.product(figures.DASHES, OKABE_ITO)
@@ -167,8 +159,8 @@ def compare(
     """Trains all experiments with all seeds, in threads that share compiled programs.
 
     `steps` replaces the experiments' numbers of updates. With a `workdir` the runs are the points
-    of a sweep: they resume there, and `optdyn report` reads them. Without one no file is written.
-    Warns of unused settings and probable mistakes. Raises `ConfigError`, which names the point.
+    of a sweep: they resume there, and `optdyn report` reads them. Warns of unused settings and
+    probable mistakes. Raises `ConfigError`, which names the point.
     """
     from optdyn.cli import points, sweep
     from optdyn.cli.local import cores

@@ -1,7 +1,4 @@
-"""Configs by name or path: a file with a function `get_config()`, or the `config.json` of a run.
-
-`get_config()` returns an `Experiment` or a `Grid`.
-"""
+"""Configs by name or path: a file with a function `get_config()`, or the `config.json` of a run."""
 
 import importlib.util
 import re
@@ -80,7 +77,6 @@ def _experiment_of_run(path: Path, changes: Mapping[str, Any]) -> "Experiment":
 
 
 def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a nested dict with other values of dotted keys."""
     merged = dict(config)
     for key, value in changes.items():
         first, _, rest = key.partition(".")
@@ -117,7 +113,6 @@ def _execute(path: Path, text: str) -> Any:
 
 
 def _error_line(error: Exception, path: Path) -> str:
-    """Returns the line for an error in a config file, with the file and the line in it."""
     if isinstance(error, SyntaxError):
         where = f"{_relative(Path(error.filename or path))}:{error.lineno}"
         return f"{where}: SyntaxError: {error.msg}"
@@ -131,7 +126,6 @@ def _error_line(error: Exception, path: Path) -> str:
 
 
 def _relative(path: Path) -> str:
-    """Returns the path relative to the current folder, if it lies below that."""
     with suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)

@@ -48,7 +48,6 @@ def _key(field: Field[Any]) -> Key:
 
 
 def _members(root: type[Value]) -> dict[str, type[Value]]:
-    """Returns the members of a union by name, with that for functions of the user's."""
     if root is Method:
         return {name: root.members[name] for name in built_in()}
     others = "others" if root.section == "optimizer" else "your own"

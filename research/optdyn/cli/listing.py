@@ -23,7 +23,6 @@ Listed = Mapping[str, str]  # descriptions of one line by name
 
 
 def registry(kind: str) -> Listed:
-    """Returns the names of a kind with the first lines of their docstrings."""
     from optdyn import methods, optimizers  # here, for they take long
     from optdyn.clock.service import Law
     from optdyn.methods import names
@@ -52,14 +51,12 @@ def registry(kind: str) -> Listed:
 
 
 def configs() -> Listed:
-    """Returns the shipped config files with the first lines of their docstrings."""
     files = shipped.configs()
     docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
     return {name: _first_line(text or "") for name, text in docs.items()}
 
 
 def keys() -> Listed:
-    """Returns the keys of a config with their defaults, descriptions and owners."""
     from optdyn.cli.keys import keys as known  # here, for it takes long
 
     found = {}
@@ -89,7 +86,11 @@ def main(arguments: Sequence[str]) -> int:
     found = select(kind, KINDS[kind](), prefix)
     if not found:
         have = "begin with" if kind != "keys" else "begin with or have"
-        hint = _method_hint(prefix) if kind == "methods" else ""
+        hint = ""
+        if kind == "methods":
+            from optdyn.methods import built_in, names
+
+            hint = names.meant(prefix, dict.fromkeys(built_in()))
         return print_error(f"there are no {kind} that {have} {prefix!r}{hint}")
     if in_json:
         print(json.dumps(found, indent=2))
@@ -106,14 +107,6 @@ def select(kind: str, found: Listed, text: str) -> Listed:
     if kind != "keys" or re.search(r"\W", text):
         return begin
     return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
-
-
-def _method_hint(name: str) -> str:
-    """Returns the end of a line on an unknown method's name: the method that it means, or ''."""
-    from optdyn import methods
-    from optdyn.methods import names
-
-    return names.meant(name, dict.fromkeys(methods.built_in()))
 
 
 def _first_line(text: str) -> str:

@@ -42,7 +42,6 @@ class Child(NamedTuple):
     errors: deque[bytes]
 
     def send(self, number: int) -> None:
-        """Signals the process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -58,9 +57,8 @@ Event = int | Child  # a signal that came, or a process that ended
 def run(command: Sequence[str], processes: int, devices: int | None = None) -> int:
     """Runs `command` in so many processes until all have ended; returns the exit code for all.
 
-    `devices` is the number of devices a process: virtual ones on the CPU, where None leaves
-    XLA_FLAGS unchanged, or GPUs, where None is one. Handles signals. Raises `OSError` if the
-    command cannot be started.
+    `devices` of a process are GPUs, by default one, or virtual ones on the CPU. Handles signals.
+    Raises `OSError` if the command cannot be started.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     signals.take(lambda number, _: events.put(number), *signals.ENDING, *signals.SAVING)
@@ -96,7 +94,13 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
             thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
         with contextlib.suppress(OSError):
-            _write(STDERR, _end_of_child(failed))
+            code = failed.process.returncode
+            how = f"exit code {code}"
+            if code < 0:
+                how = f"signal {-code} ({signal.strsignal(-code)})"
+            how += ":" if failed.errors else " and wrote nothing to standard error"
+            line = f"process {failed.rank} ended with {how}".encode()
+            _write(STDERR, b"\n".join([line, *failed.errors, b""]))
         return failed.code()
     return 128 + stopped if any(child.code() for child in children) else 0
 
@@ -143,7 +147,6 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def _start_threads(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
-    """Starts and returns threads that forward a process's output and report its end."""
     process, prefix = child.process, f"[{child.rank}] ".encode()
 
     def forward(source: IO[bytes], target: int, last: deque[bytes]) -> None:
@@ -214,16 +217,8 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # of Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _end_of_child(child: Child) -> bytes:
-    code = child.process.returncode
-    how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-    how += ":" if child.errors else " and wrote nothing to standard error"
-    return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
 
 
 def main() -> None:

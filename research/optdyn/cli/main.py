@@ -1,7 +1,6 @@
 """The command `optdyn`: runs one command's module without importing the others.
 
-`optdyn train ...` is `python -m launch.train ...` in any folder. Help comes from the syntax trees
-of the commands' files, for importing them takes long.
+Help comes from the syntax trees of the commands' files, for importing them takes long.
 """
 
 import ast
@@ -26,8 +25,6 @@ DRY = ("cli.train", *APP)  # defines those of commands with --dry_run
 
 
 class Command(NamedTuple):
-    """A module of optdyn that is run as `__main__`, and other modules whose flags it has."""
-
     module: str
     about: str
     also: tuple[str, ...] = ()
@@ -111,7 +108,6 @@ def quiet_broken_pipe() -> Iterator[None]:
 
 
 def usage() -> str:
-    """Returns what `optdyn --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -156,7 +152,6 @@ def version() -> str:
 
 
 def flags_of(command: Command) -> dict[str, str]:
-    """Returns the flags of a command with their help."""
     modules = (*reversed(command.also), command.module)
     return {flag: about for module in modules for flag, about in flags_in(module).items()}
 
@@ -177,7 +172,6 @@ def flags_in(module: str) -> dict[str, str]:
 
 
 def docstring(module: str) -> str:
-    """Returns the docstring of a module."""
     return ast.get_docstring(syntax_tree(module)) or ""
 
 

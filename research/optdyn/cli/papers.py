@@ -52,10 +52,7 @@ SEED_STRIDE = 1000  # between the seeds of one --seed and the next
 
 
 def claims(folder: Path) -> dict[str, ModuleType]:
-    """Returns the modules of a folder's claims by name, in the order of the scoreboard.
-
-    A file whose CLAIM is None is no claim. Raises `InputError` if a claim is incomplete.
-    """
+    """Returns the modules of the claims by name, as on the scoreboard. Raises `InputError`."""
     files = [module.name for module in pkgutil.iter_modules([str(folder)])]
     modules = {name: load(name, folder) for name in files if not name.startswith("_")}
     found = {name: module for name, module in modules.items() if module.CLAIM is not None}
@@ -63,12 +60,10 @@ def claims(folder: Path) -> dict[str, ModuleType]:
 
 
 def quick(modules: Mapping[str, ModuleType]) -> list[str]:
-    """Returns the names of claims that do not take hours."""
     return [name for name, module in modules.items() if not getattr(module, "LONG", False)]
 
 
 def load(name: str, folder: Path) -> ModuleType:
-    """Returns the module of a claim. Raises `InputError` if it is incomplete."""
     file = folder.resolve() / f"{name}.py"
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for processes that measure, too
@@ -81,7 +76,6 @@ def load(name: str, folder: Path) -> ModuleType:
 
 
 def _claim_checks(module: ModuleType, file: Path) -> Iterator[tuple[object, str]]:
-    """Yields checks that the module is that of the file and has the parts of a claim."""
     hidden = lookup.file_of(module) != file
     yield hidden, f"{file}: another module is called {file.stem!r}; it needs another name"
     claim = getattr(module, "CLAIM", "")
@@ -155,10 +149,7 @@ def committed(file: Path) -> str:
 def run(
     workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path
 ) -> dict[str, Any]:
-    """Judges the chosen claims that the scoreboard lacks; returns and writes the scoreboard.
-
-    Claims of the user's are all locked first.
-    """
+    """Judges the chosen claims that the scoreboard lacks; returns and writes the scoreboard."""
     board, modules = read_board(workdir, scale, seed), claims(folder)
     if is_locked(folder):
         board["deviations"] = lock.lock(folder, modules)
@@ -182,7 +173,6 @@ def run(
 
 
 def rows(board: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the judged claims in the order of the scoreboard."""
     return sorted(board["claims"].values(), key=lambda row: int(row["number"]))
 
 

@@ -37,10 +37,7 @@ from optdyn.train.workdir import claim, text_of
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
-    """Returns the plan, measured or from the workdir's `plan.json`.
-
-    Nothing is written if an update of one example does not fit.
-    """
+    """Returns the plan, measured or from the workdir's `plan.json`."""
     check(config)
     line = "the lemmas know one link, by config.cluster.bandwidth and latency"
     keys = ("bandwidths", "latencies")

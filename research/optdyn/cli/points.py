@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optdyn.base.trees import Json
-from optdyn.experiment import Config, ConfigError
+from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
-from optdyn.train.workdir import claim, damaged, free, summary_of
+from optdyn.train.workdir import claim, damaged, free_keys, summary_of
 
 DONE = ("completed", "diverged")
 MOST_SHOWN = 12  # points of a compilation that a dry run names
@@ -35,10 +35,9 @@ class PlannedPoint(NamedTuple):
 
 
 def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[PlannedPoint]:
-    """Returns the checked points of a shard of the grid, ordered by compilation.
+    """Returns the checked points of a shard of the grid, ordered by compilation; writes nothing.
 
-    Writes nothing. Without a workdir all are new. Raises `ConfigError`, and `WorkdirError` if a
-    point's folder has another run.
+    Raises `ConfigError`, and `WorkdirError` if a point's folder has another run.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not match or int(match[1]) >= int(match[2]):
@@ -50,17 +49,14 @@ def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[Planned
 
 
 def folder_of(workdir: Path, name: str) -> Path:
-    """Returns the workdir of a point."""
     return workdir / "points" / name
 
 
 def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Returns the entries of `plan` in groups that share a compilation."""
     return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
 
 
 def dry_run_lines(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
-    """Yields lines on what would run; seconds are extrapolated from finished points."""
     groups = compilations(entries)
     statuses = Counter(entry.status or "new" for entry in entries)
     counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -87,7 +83,6 @@ def _cost(entries: Sequence[PlannedPoint], at_a_time: int) -> str:
 
 
 def _seconds(group: Sequence[PlannedPoint]) -> float | None:
-    """Returns the seconds that a group still takes, in sequence; None if no point has finished."""
     left = sum(entry.left for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
     if not left:
@@ -97,9 +92,16 @@ def _seconds(group: Sequence[PlannedPoint]) -> float | None:
 
 def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> PlannedPoint:
     resolved = resolve(config, name, point)
-    summary, status = (
-        _summary_and_status(folder_of(workdir, name), resolved) if workdir else ({}, "")
-    )
+    summary, status = Json(), ""
+    if workdir:
+        folder = folder_of(workdir, name)
+        if (folder / "config.json").exists():
+            claim(folder, resolved, free_keys(resolved))
+        summary = summary_of(folder)
+        status = summary.get("status") or ""
+        is_short = summary.get("steps", resolved.steps) != resolved.steps
+        if status in DONE and (is_short or damaged(folder)):
+            status = UNFINISHED
     replicas = resolved.replicas.count
     return PlannedPoint(
         name=name,
@@ -114,13 +116,3 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
         status=status,
         seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )
-
-
-def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
-    """Returns the summary in a point's folder, {} if there is none, and the point's status."""
-    if (folder / "config.json").exists():
-        claim(folder, config, free(config))
-    summary = summary_of(folder)
-    status = summary.get("status") or ""
-    is_short = summary.get("steps", config.steps) != config.steps
-    return summary, UNFINISHED if status in DONE and (is_short or damaged(folder)) else status

@@ -125,9 +125,6 @@ def main(config: Config, workdir: Path) -> int:
     return 0
 
 
-# Values of the flags.
-
-
 def _flag_checks(values: flags.FlagValues) -> Iterator[tuple[object, str]]:
     for flag, is_set in (("target", values.target is not None), ("where", values.where)):
         yield is_set and not values.penalty, f"--{flag}: needs --penalty"
@@ -140,7 +137,6 @@ def _flag_checks(values: flags.FlagValues) -> Iterator[tuple[object, str]]:
 
 
 def _penalties(values: flags.FlagValues) -> Any:
-    """Returns `penalties.ProblemResults` of the workdirs."""
     from optdyn.report import penalties  # here, for it takes long
 
     target = math.nan if values.target is None else values.target
@@ -148,7 +144,6 @@ def _penalties(values: flags.FlagValues) -> Any:
 
 
 def _methods(names: Sequence[str]) -> list[str]:
-    """Returns the names without repetitions, and with all for 'all'. Raises `ConfigError`."""
     methods = [method for name in names for method in (built_in() if name == "all" else [name])]
     for method in methods:
         MethodStack.named(method)
@@ -156,7 +151,6 @@ def _methods(names: Sequence[str]) -> list[str]:
 
 
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the combinations of values of method keys. Raises `InputError`."""
     keys: list[dict[str, Any]] = [{}]
     if periods:
         keys = [{"period": int(_number("periods", text, MOST_PERIOD))} for text in periods]
@@ -171,7 +165,6 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
 def _clusters(
     config: Config, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
 ) -> tuple[list[Config], Shapes]:
-    """Returns the experiment on all numbers of nodes, and the shapes of the parameters."""
     numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
     count = 0.0
     if parameters is not None:  # as 124e6, 124M or 1.3B
@@ -190,7 +183,6 @@ def _clusters(
 
 
 def _number(flag: str, text: Any, whole_to: int = 0) -> float:
-    """Returns a finite number above 0, or a whole one from 1 to `whole_to`."""
     value, expected = math.nan, "a finite number above 0"
     with suppress(ValueError):
         value = float(text)
@@ -201,9 +193,6 @@ def _number(flag: str, text: Any, whole_to: int = 0) -> float:
     if not good:
         raise InputError(f"--{flag}: {text!r} must be {expected}")
     return value
-
-
-# Printed lines.
 
 
 def heading(config: Config, shapes: Shapes, is_model: bool) -> str:
@@ -232,8 +221,6 @@ def _megabytes(size: float) -> str:
 
 
 class PriceColumn(NamedTuple):
-    """A column of the first table: two head lines, width, key of a price, and its format."""
-
     above: str
     below: str
     width: int
@@ -289,13 +276,12 @@ def table(rows: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
 
 
 def _label(row: dict[str, Any], several: bool) -> str:
-    """Returns a row's method and keys, and with `several` numbers of nodes also that."""
     parts = row["method"], str(row.get("period", "")), row.get("compression")
     return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
 
 
 def notes(config: Config, rows: Rows, assumed: bool = False) -> Iterator[str]:
-    """Yields lines on the figures; `assumed`: the step's seconds are those of another model."""
+    """Yields lines on the figures; `assumed`: a step's seconds are those of another model."""
     priced = {row["method"] for row in rows if "prices" in row}
     sentences = [
         "Seconds are simulated, each method's by its own clock; nothing was trained.",
@@ -334,7 +320,6 @@ def notes(config: Config, rows: Rows, assumed: bool = False) -> Iterator[str]:
 
 
 def pays_table(rows: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
-    """Yields the lines of `who_pays.pays`, with an explanation."""
     names = list(rows[0])[2:]
     yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
     for row in rows:
@@ -350,13 +335,9 @@ def pays_table(rows: Sequence[dict[str, float]], noise_scale: float) -> Iterator
     )
 
 
-# Updates besides prices.
-
-
 def _which(
     config: Config, shapes: Any, penalties: Any, bandwidths: Sequence[float], rows: Rows
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns which method is best on a cluster, as lines, and for JSON by bandwidth."""
     from optdyn.report import which  # here, for it takes long
 
     answers, others = which.answers(config, shapes, penalties, bandwidths), list[str]()
@@ -383,7 +364,6 @@ def _page(
     gigabits: float,
     printed: Sequence[str],
 ) -> str:
-    """Returns the page with sliders, which start at the first cluster; it has the printed lines."""
     from optdyn.report import sliders  # here, for it takes long
 
     nodes = sorted({one.cluster.nodes for one in clusters})

@@ -72,10 +72,7 @@ class Experiment(experiment.Config):
     """
 
     def warn(self) -> None:
-        """Warns of probable mistakes, at the line that called the caller, which checks arguments.
-
-        Raises `ConfigError`.
-        """
+        """Warns of probable mistakes, at the line that called the caller. Raises `ConfigError`."""
         check(self)
         for doubt in probable_mistakes(self, self.changed_keys()):
             warnings.warn(doubt, stacklevel=4)
@@ -86,8 +83,7 @@ class Experiment(experiment.Config):
 
         With a `workdir` it is the run of `optdyn train`: it resumes there, and `optdyn report`
         reads it. Without one no file is written. `hooks` are called with the updates as they are
-        made, and not for a run that is finished in its workdir. Warns of unused settings and
-        probable mistakes. Raises `ConfigError`.
+        made. Warns of unused settings and probable mistakes. Raises `ConfigError`.
         """
         self.warn()
         if workdir:
@@ -100,8 +96,7 @@ class Experiment(experiment.Config):
     def timeline(self, **known: Any) -> Timeline:
         """Returns who reads and writes which version when, and the simulated seconds.
 
-        `known` are fields of `ClockInputs`, by default those of the run. Raises `ConfigError` and
-        `TimelineError`.
+        `known` are fields of `ClockInputs`. Raises `ConfigError` and `TimelineError`.
         """
         return super().timeline(**known) if known else trainer.prepare(self).timeline
 
@@ -109,9 +104,9 @@ class Experiment(experiment.Config):
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
         """Returns the simulated seconds of the method on the cluster, without training.
 
-        They are those of this run from its first update to its last, or with `settled` of the
-        steady state, the only ones for DASO. `bandwidth`, in bytes a second between nodes, replaces
-        the cluster's, also of single links. Raises `ConfigError` and `TimelineError`.
+        They are those of this run, or with `settled` of the steady state, the only ones for DASO.
+        `bandwidth`, in bytes a second between nodes, replaces the cluster's, also of single links.
+        Raises `ConfigError` and `TimelineError`.
         """
         config = self
         if bandwidth is not None:
@@ -129,10 +124,9 @@ class Experiment(experiment.Config):
         """Returns which of the measured methods takes the least time on this cluster.
 
         The runs of `penalty`, workdirs of sweeps, give the updates of methods to the training loss
-        `target` over those of tuned synchronous training. The seconds of an update are priced for
-        this model and cluster, with `batch_size` as that of synchronous training. `where` has
-        values of keys that select runs. `bandwidth` replaces the cluster's, in bytes a second
-        between nodes.
+        `target` over those of tuned synchronous training; `where` has values of keys that select
+        runs. The seconds of an update are priced for this model and cluster, with `bandwidth`, in
+        bytes a second between nodes, in place of the cluster's.
 
         The table has a row a method, the best first: `updates` and `time` over those of synchronous
         training with the ends of their 95 % intervals, `seconds` an update with the least and most
@@ -201,12 +195,11 @@ def rule(
 ) -> Rule:
     """Returns the update rule of a method, for your training loop.
 
-    `loss(params, batch)` is the mean loss of a batch, a scalar; `optimizer` is any optax
-    transformation. The rule's `init(params)` returns the first state; methods that keep older
-    versions need a dict of trees. Its `step(state, event, batch)` returns the next state and a dict
-    of scalars with `loss`; `Clock.events` has the events. `slots` is the number of versions that
-    are kept, `Clock.slots`; the default is the number of groups. Raises `ConfigError` for methods
-    that compute gradients in another way or whose nodes have different parameters.
+    `loss(params, batch)` is the mean loss of a batch. The rule's `init(params)` returns the first
+    state; methods that keep older versions need a dict of trees. Its `step(state, event, batch)`
+    returns the next state and a dict of scalars with `loss`; `Clock.events` has the events. `slots`
+    is `Clock.slots`, by default the number of groups. Raises `ConfigError` for methods that compute
+    gradients in another way or whose nodes have different parameters.
     """
     methods = MethodStack.wrap(method)
     if methods.gradient or methods.mix:
@@ -226,10 +219,9 @@ def timeline(
 ) -> Clock:
     """Returns who reads and writes which version when, and the simulated seconds, without a model.
 
-    `update_bytes` is the size of the float32 parameters, and so of a message. For methods that
-    divide or compress them, fragments are arrays of one size. Raises `ConfigError` for invalid
-    settings and for seconds that depend on the model's layers, and `TimelineError` for a trace that
-    does not fit.
+    `update_bytes` is the size of the float32 parameters; fragments of them have one size. Raises
+    `ConfigError`, also if seconds depend on the model's layers, and `TimelineError` for a trace
+    that does not fit.
     """
     refuse((update_bytes < 0, f"update_bytes = {update_bytes}: must be at least 0"))
     its = Experiment(method=method, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
@@ -239,7 +231,7 @@ def timeline(
         parts = its.methods.get("fragments", 1)
         part = jax.ShapeDtypeStruct((max(update_bytes // 4 // parts, 1),), jnp.float32)
         nothing: Any = None  # no loss is asked for
-        known["network"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
+        known["model_info"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
     return Clock(its.timeline(**known))
 
 
@@ -260,8 +252,7 @@ class Trained:
     """A run that has ended.
 
     `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
-    the last ones, or None if the run diverged. With a workdir they are those of its last
-    checkpoint, also if the run diverged after it.
+    the last ones, None if the run diverged; with a workdir those of its last checkpoint.
     """
 
     experiment: Experiment
@@ -283,10 +274,9 @@ class Trained:
         return bool(self.summary["status"] == "diverged")
 
     def implicit_momentum(self) -> MomentumEstimate:
-        """Returns the momentum meter's reading over the run.
+        """Returns the momentum meter's reading over the run, trained again if it had no meter.
 
-        A run without the meter is trained again with it, to the same floats. Raises `ConfigError`
-        if the run is too short or the meter refuses.
+        Raises `ConfigError` if the run is too short or the meter refuses.
         """
         if "implicit_momentum" in self.summary:
             names = ("", "_low", "_high", "_p")
@@ -299,7 +289,6 @@ class Trained:
 
 
 def read_run(experiment: Experiment, folder: Path) -> Trained:
-    """Returns the run of an experiment that has ended in a folder."""
     from optdyn.report import tables
 
     (point,) = tables.points(folder)
@@ -309,7 +298,6 @@ def read_run(experiment: Experiment, folder: Path) -> Trained:
 
 
 def run_of_memory(experiment: Experiment, kept: trainer.RunResult) -> Trained:
-    """Returns the run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 
     log = tables.logged([finite(row) for row in kept.log])

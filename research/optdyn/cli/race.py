@@ -36,7 +36,6 @@ MOST_DEATHS = 3  # without a new checkpoint between them, after which the race i
 
 
 def race_config(config: Config) -> Config:
-    """Returns the experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.cli import app
     from optdyn.train.checks import check
 
@@ -69,7 +68,7 @@ def serve(config: Config, workdir: Path) -> int:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Yields lines on what workers compute and send. Raises what a race raises before it begins."""
+    """Yields lines on what workers compute and send. Raises what a race raises at first."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
     from optdyn.cli.train import TIMED_SECONDS

@@ -49,7 +49,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _json_at(value: Any, *parts: str) -> str:
-    """Returns a value of a nested dict as JSON; `none` if it is not there."""
     for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
     return "none" if value is None else json.dumps(value)

@@ -44,7 +44,7 @@ from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
 from optdyn.train import batched_runs, trainer
-from optdyn.train.grid import Grid, of_point, resolve
+from optdyn.train.grid import Grid, point_errors, resolve
 from optdyn.train.loop import run_to_end
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
@@ -69,11 +69,10 @@ class SweepState(NamedTuple):
     def prepare(self, entry: PlannedPoint) -> Run:
         resumed = self.workdir is not None and has_checkpoint(folder_of(self.workdir, entry.name))
         config = resolve(self.config, entry.name, entry.point)
-        with of_point(entry.name):
+        with point_errors(entry.name):
             return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
-        """Trains the point separately to its end; returns its summary."""
         watch = self.watch(entry)
         if self.workdir:
             folder = folder_of(self.workdir, entry.name)
@@ -137,7 +136,6 @@ def write(config: Grid, workdir: Path) -> None:
 
 
 def _swept_keys(config: Grid) -> tuple[str, ...]:
-    """Returns the keys that the grid's points set, which are columns of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 
@@ -159,41 +157,31 @@ def sweep(
     with note_signals() as noted:
         written = workdir if workdir and is_writer() else None
         results = tables.results_writer(written, _swept_keys(config)) if written else None
-        memory = available() / 2
-        going = SweepState(
-            config,
-            workdir,
-            threads,
-            memory,
-            line,
-            noted,
-            Event(),
-            results,
-            {} if kept is None else kept,
-        )
+        kept, memory = {} if kept is None else kept, available() / 2
+        state = SweepState(config, workdir, threads, memory, line, noted, Event(), results, kept)
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
-            left = [entry for group in _groups(left) for entry in _run_lanes(going, group, way)]
-        _run_threads(going, [entry for entry in left if entry.threaded])
-        number = _run_others(going, [entry for entry in left if not entry.threaded])
+            left = [entry for group in _groups(left) for entry in _run_lanes(state, group, way)]
+        _run_threads(state, [entry for entry in left if entry.threaded])
+        number = _run_others(state, [entry for entry in left if not entry.threaded])
         return number or (0 if line.is_done else noted.stopped)
 
 
-def _run_threads(going: SweepState, entries: Sequence[PlannedPoint]) -> None:
-    budget = batched_runs.MemoryBudget(going.memory)
+def _run_threads(state: SweepState, entries: Sequence[PlannedPoint]) -> None:
+    budget = batched_runs.MemoryBudget(state.memory)
     sizes = dict[Hashable, int]()
 
     def work(entry: PlannedPoint) -> None:
-        if going.watch(entry).stopped():
+        if state.watch(entry).stopped():
             return
-        run = going.prepare(entry)
+        run = state.prepare(entry)
         with shared_data.COMPILE_LOCK:
             if entry.compilation not in sizes:
                 sizes[entry.compilation] = batched_runs.memory(run)
         with budget.take(sizes[entry.compilation]):
-            going.train(entry, run)
+            state.train(entry, run)
 
-    with ThreadPoolExecutor(going.threads) as pool:
+    with ThreadPoolExecutor(state.threads) as pool:
         try:
             # In copies of the context, for `lookup.files_read_once`.
             started = [pool.submit(copy_context().run, work, entry) for entry in entries]
@@ -202,24 +190,24 @@ def _run_threads(going: SweepState, entries: Sequence[PlannedPoint]) -> None:
         except KeyboardInterrupt:
             os._exit(128 + signal.SIGINT)  # at once: nothing that a thread leaves is harmful
         except BaseException:
-            going.failed.set()
+            state.failed.set()
             raise
 
 
 def _run_lanes(
-    going: SweepState, group: Sequence[PlannedPoint], way: str
+    state: SweepState, group: Sequence[PlannedPoint], way: str
 ) -> Sequence[PlannedPoint]:
     """Runs a group as lanes of one program; returns the points to be run otherwise."""
     if not group[0].batched:
         return group
     key = repr((jax.default_backend(), group[0].compilation, group[0].updates, group[0].log_every))
-    assert going.workdir
-    path = going.workdir / "together" / f"{zlib.crc32(key.encode()):08x}.json"
+    assert state.workdir
+    path = state.workdir / "together" / f"{zlib.crc32(key.encode()):08x}.json"
     choice = read_json(path)
     if not choice or choice["asked"] != way:
         if len(group) == 1:
             return group
-        choice = _choose(going, group, way)
+        choice = _choose(state, group, way)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, choice)
     lanes = choice["lanes"]
@@ -227,20 +215,19 @@ def _run_lanes(
         return group
     for start in range(0, len(group), lanes):
         part = group[start : start + lanes]
-        if going.noted.stopped:
+        if state.noted.stopped:
             break
-        runs = [going.prepare(entry) for entry in part]
-        folders = [folder_of(going.workdir, entry.name) for entry in part]
-        summaries = batched_runs.train(runs, folders, lanes, [going.watch(entry) for entry in part])
+        runs = [state.prepare(entry) for entry in part]
+        folders = [folder_of(state.workdir, entry.name) for entry in part]
+        summaries = batched_runs.train(runs, folders, lanes, [state.watch(entry) for entry in part])
         for entry, summary in zip(part, summaries, strict=True):
-            going.end(entry, summary)
+            state.end(entry, summary)
     return ()
 
 
-def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
-    """Decides how to run a group, prints it, and returns it with the measurements."""
-    runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
-    lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
+def _choose(state: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
+    runs = [state.prepare(entry) for entry in group[: batched_runs.LANES]]
+    lanes = batched_runs.lanes_of(runs, batched_runs.LANES, state.memory)
     choice: dict[str, Any] = {
         "asked": way,
         "together": "vmap" if lanes > 1 else "threads",
@@ -248,34 +235,33 @@ def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[
     }
     text = f"{len(group)} points like {group[0].name}: "
     if way == "auto" and lanes > 1:
-        rates = batched_runs.measure(runs, lanes, going.threads)
+        rates = batched_runs.measure(runs, lanes, state.threads)
         choice |= {"together": "vmap" if rates.vmap > rates.threads else "threads"}
-        choice |= {"threads": going.threads, "measured": rates._asdict()}
-        text += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "
+        choice |= {"threads": state.threads, "measured": rates._asdict()}
+        text += f"{rates.threads:.3g} updates/s in {state.threads} threads, {rates.vmap:.3g} as "
         text += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
         text += f"after {rates.updates} updates; "
     say(text + (f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"))
     return choice
 
 
-def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
+def _run_others(state: SweepState, entries: Sequence[PlannedPoint]) -> int:
     """Runs points on all devices and recordings, in sequence; returns the signal or 0."""
     for entry in entries:
-        if going.noted.stopped:
+        if state.noted.stopped:
             break
-        config = resolve(going.config, entry.name, entry.point)
-        if going.workdir and config.replicas.count:
-            summary = record(config, folder_of(going.workdir, entry.name))
-            going.end(entry, summary)
+        config = resolve(state.config, entry.name, entry.point)
+        if state.workdir and config.replicas.count:
+            summary = record(config, folder_of(state.workdir, entry.name))
+            state.end(entry, summary)
         else:
-            summary = going.train(entry, going.prepare(entry))
+            summary = state.train(entry, state.prepare(entry))
         if summary["status"] == "interrupted":
             return summary["signal"]
     return 0
 
 
 def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Returns groups with one compilation that log at the same updates."""
     groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
         groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)

@@ -32,9 +32,6 @@ from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
 LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
-SECONDS_OF_COMMAND = {
-    "reality": "real seconds"
-}  # of what commands read; of others they are simulated
 TIMED_SECONDS = 0.5  # of updates that a dry run times, at least
 Main = Callable[[Config, Path], int]
 
@@ -46,27 +43,19 @@ def main(config: Config, workdir: Path) -> int:
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
-    """Trains, or records replicas if the config has any; returns the summary."""
     check(config)
     app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 
-# The end of a run: its status, its figures, and what to do next.
-
-
 def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
-    """Prints how a run ended; returns its exit code, 128 + the signal's number if one ended it.
-
-    `then` is the command that reads such a workdir.
-    """
+    """Prints how a run ended, and the command `then` that reads it; returns the exit code."""
     if is_writer():
         tell(*ending_lines(summary, workdir, then))
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
 def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
-    """Yields the lines on how a run ended, from the workdir's `summary.json`."""
     done = []
     if replicas := summary.get("replicas"):
         done.append(f"{replicas:,} replicas of {summary['step']:,} updates")
@@ -74,7 +63,7 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
         total = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
         done.append(f"{summary['step']:,}{total} updates")
     if not replicas and (seconds := summary.get("simulated_seconds")):
-        done.append(f"{number(seconds)} {SECONDS_OF_COMMAND.get(then, 'simulated seconds')}")
+        done.append(f"{number(seconds)} {'real' if then == 'reality' else 'simulated'} seconds")
     yield f"{summary['status']}: {', '.join(done) or 'no update'}"
     stopped = summary["status"] == "interrupted"
     if figures := list(_figures(summary)):
@@ -86,7 +75,6 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yields losses and metrics of the last finite log point, and the meter's reading."""
     for key, value in summary.items():
         if (key in LOSSES or key.startswith("test_")) and isinstance(value, (int, float)):
             yield f"{LOSSES.get(key, key.replace('_', ' '))} {value:.4g}"
@@ -97,9 +85,6 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
         low, high, p = (summary[f"implicit_momentum_{end}"] for end in ("low", "high", "p"))
         wrong = f"; but no one term of momentum, p = {p:.1g}" * (p < REJECTED)
         yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"
-
-
-# `--dry_run`: what a command would take, from a short measurement.
 
 
 def define_flags() -> None:
@@ -148,7 +133,6 @@ def dry_run_lines(config: Config) -> Iterator[str]:
 
 
 def seconds_per_update(run: trainer.Run) -> float:
-    """Returns the measured seconds of an update, without compilation."""
     length, done, seconds = 1, 0, 0.0
     while seconds < TIMED_SECONDS:
         for chunk in updates(run, initial_state(run), 0, [len(run.timeline.seconds)]):

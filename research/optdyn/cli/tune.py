@@ -49,10 +49,7 @@ LADDERS = "ladders"
 
 
 def tune(config: Config, workdir: Path) -> dict[str, Any]:
-    """Tunes and trains, or goes on with it; returns the summary with `tuned` or `search`.
-
-    Raises what `bench.prepare` raises, and `WorkdirError`.
-    """
+    """Tunes and trains, or goes on with it; returns the summary with `tuned` or `search`."""
     cluster = None if config.tune.mode == LADDERS else bench.prepare(config)
     run = cluster.run if cluster else trainer.prepare(config)
     if not cluster:
@@ -86,11 +83,10 @@ def _tuned(config: Config, cluster: SimulatedCluster, workdir: Path) -> dict[str
 
 
 def result(lines: Sequence[Json]) -> dict[str, Any]:
-    """Returns seconds to the target, infinite if it was missed, and the settings.
+    """Returns seconds to the target, infinite if it was missed, and the settings, g/mu/alpha.
 
-    `seconds_to_target` leaves out probes, `with_probes` has them. A probe that continues as a
-    longer one or as an epoch counts once; `overhead` is the share of the other probes. `settings`,
-    g/mu/alpha, are those of training, and `picked` is the first of them.
+    A probe that continues as a longer one or as an epoch counts once; `overhead` is the share of
+    the other probes. `picked` is the first of the `settings` of training.
     """
     probes = [line for line in lines if line["what"] in ("probe", "limits")]
     epochs = [line for line in lines if line["what"] == "train"]
@@ -148,7 +144,6 @@ def dry_run_lines(config: Config) -> Iterator[str]:
 
 
 def _ladder_lines(config: Config) -> Iterator[str]:
-    """Yields lines on the ladders, and on the longest time of a run of the search."""
     run, start = trainer.prepare(config), ladders.arm(config)
     for key, ladder in start.ladders.items():
         i = start.start[key]

@@ -1,23 +1,8 @@
-"""Compute groups that arrive by themselves: when each delivers, event by event from one queue.
+"""Compute groups that arrive independently: the queue of their deliveries, event by event.
 
-A group draws services from its own random stream, each as long as its slowest worker and its
-messages take: draws of the law times the mean seconds in `Work`, which `group_work` computes from
-the cluster. Then it delivers, perhaps waits, reads, and begins the next. `simulate_queue` is the
-queue; what else may happen in between are its arguments:
-
-    policy    groups wait for one another, or late work is dropped (`clock/versions.py`)
-    limits    a longer service is dropped, and the group begins again
-    absences  a group leaves after an exponential time, loses its work, and reads the newest
-              version when it is back
-    serving   one server, or its link, deals with arrivals in turn; then the update is made
-    cores     groups at work, and the server, share the cores of one machine evenly
-
-Arrivals at the same second, which constant services have, are in the order of the groups: speeds of
-1, 2 and 3 meet every second, however the sums of their services are rounded.
-
-Groups that wait for nothing are renewal processes, and their order is the merge of their arrival
-times. `renewal_arrivals` adds these up as arrays: with the queue a start of 2 s takes 3 % longer
-for 10,000 updates of 16 groups, and 45 % for 100,000 of 1,000.
+Arrivals at the same second, which constant services have, are in the order of the groups, however
+sums are rounded. Groups that wait for nothing are renewal processes, whose times are merged as
+arrays: with the queue a start of 2 s takes 45 % longer for 100,000 updates of 1,000 groups.
 """
 
 import heapq
@@ -35,26 +20,17 @@ from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.meetings import compute_means, synchronous
 from optdyn.clock.network import group_exchange
-from optdyn.clock.service import Draw, geometric_timeline, is_constant, overlapped
+from optdyn.clock.service import Draw, geometric_timeline, overlapped, rounding
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
 from optdyn.clock.trace import RecordedTrace, replay
 from optdyn.clock.versions import FREE_RUNNING, Policy, Task, Versions, blank_timeline
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
-ROUNDING = 1e-10  # relative error of a sum of up to 10^5 constant services
-
-
-def rounding(law: Draw) -> float:
-    """Returns the relative difference of arrivals at the same second; 0 where times are drawn."""
-    return ROUNDING if is_constant(law) else 0.0
 
 
 class Queue:
-    """Events to come, (seconds, group, ...), in order of their seconds.
-
-    Events whose seconds differ by the `rounding` only are in the order of their groups.
-    """
+    """Events (seconds, group, ...) in order; those of one second, within `rounding`, by group."""
 
     def __init__(self, events: list[tuple], rounding: float):
         self._heap, self._rounding = events, rounding
@@ -66,17 +42,14 @@ class Queue:
 
     @property
     def second(self) -> float:
-        """The second of the next event, infinite if there is none."""
         if self._simultaneous:
             return self._simultaneous[-1][0]
         return self._heap[0][0] if self._heap else math.inf
 
     def push(self, event: tuple) -> None:
-        """Adds an event."""
         heapq.heappush(self._heap, event)
 
     def pop(self) -> tuple:
-        """Removes and returns the next event."""
         if not self._rounding:
             return heapq.heappop(self._heap)
         if not self._simultaneous:
@@ -91,7 +64,6 @@ class Queue:
         return self._simultaneous.pop()
 
     def drop(self, groups: Collection[int]) -> None:
-        """Removes the events of these groups."""
         self._heap, self._simultaneous = (
             [event for event in events if event[1] not in groups]
             for events in (self._heap, self._simultaneous)
@@ -100,7 +72,7 @@ class Queue:
 
 
 class Work(NamedTuple):
-    """The mean seconds of the services of each group, which may be unlike and then take turns.
+    """The mean seconds of the services of each group; services that differ take turns.
 
     `compute`, (groups, k), or (n, k) of each group: seconds of each worker, the slowest of which
     counts. `exchange`, (groups,), or (n,) of each: seconds of messages, of which `overlap`, the
@@ -124,7 +96,6 @@ class Work(NamedTuple):
 
 
 def services_per_draw(steps: int, groups: int) -> int:
-    """Returns how many services a group draws at a time, for `steps` arrivals of all groups."""
     return min(BLOCK, steps, 2 * -(-steps // groups) + SPARE)
 
 
@@ -183,20 +154,15 @@ DELIVERY, SERVED, RESTART, RETURN = range(4)  # kinds of events
 
 
 class Absences:
-    """Absences of groups; presences and absences take exponential times."""
-
     def __init__(self, seed: int, groups: int, availability: Availability):
-        # Own streams, so that absences do not depend on how much is computed.
+        # Separate streams, so that absences do not depend on how much is computed.
         self._streams = [np.random.default_rng((seed, group, 1)) for group in range(groups)]
         self._presence, self._absence = availability.presence, availability.absence
         self._leaves = [rng.exponential(availability.presence) for rng in self._streams]
         self.past = list[tuple[int, float, float]]()  # group, since when, until when
 
     def interrupt(self, group: int, now: float, end: float, updates: int) -> float | None:
-        """Returns when the group is back, if it leaves in its service from `now` to `end`.
-
-        Raises `TimelineError` where groups have left too often for as many `updates`.
-        """
+        """Returns when the group is back, if it leaves before `end`. Raises `TimelineError`."""
         rng = self._streams[group]
         while self._leaves[group] <= end:
             left = self._leaves[group]
@@ -226,9 +192,13 @@ def simulate_queue(
 ) -> Timeline:
     """Returns the first `steps` updates of groups that all begin at second 0.
 
-    `next_service(group, now)` returns the seconds of a service that begins `now`; `limits`,
-    (groups,), are the most that one may take; `serving` are the server's seconds at one arrival
-    after the other. An event takes O(log groups). Raises `TimelineError` if groups hardly deliver.
+        next_service  (group, now) -> seconds of the service that begins now
+        limits        (groups,) seconds; a longer service is dropped, and the group begins again
+        absences      a group leaves, loses its work, and reads the newest version when it is back
+        serving       the server's seconds at one arrival after the other; then the update is made
+        cores         groups at work, and the server, share the cores of one machine evenly
+
+    An event takes O(log groups). Raises `TimelineError` if groups hardly deliver.
     """
     line = blank_timeline(groups, steps, policy)
     order = Versions(line, groups, policy)
@@ -236,7 +206,6 @@ def simulate_queue(
     delivered = dropped = 0
 
     def begin(group: int, now: float) -> tuple[float, int, int]:
-        """Returns the event that ends a service which begins now."""
         seconds = next_service(group, now)
         if limits and seconds > limits[group]:
             return now + limits[group], group, RESTART
@@ -285,11 +254,7 @@ def simulate_queue(
 def service_seconds(
     seed: int, law: Draw, work: Work, steps: int, load: Load | None = None
 ) -> Callable[[int, float], float]:
-    """Returns (group, now) -> seconds of its next service: its slowest worker's, and of messages.
-
-    The draws are those of `renewal_arrivals`. A group's services are alike, but for the load when
-    they begin.
-    """
+    """Returns (group, now) -> seconds of its next service, by the draws of `renewal_arrivals`."""
     groups, overlap = len(work.compute), work.overlap
     exchange = [float(work.services(group)[1][0]) for group in range(groups)]
     amplitude, speed = (load.amplitude, load.speed) if load else (0.0, 0.0)
@@ -323,9 +288,8 @@ def queued_arrivals(
 ) -> Timeline:
     """Returns the first `steps` updates of groups with that policy and availability.
 
-    `worker` is the group that delivers last. `staleness`, and the workers and reads of the plan,
-    are (steps, K), in the order of delivery, or (steps,) where K is 1. K is at most the number of
-    groups, unless a group delivers several. A group leaves, and has its load, as a whole.
+    `worker` is the group that delivers last; `staleness`, and the workers and reads of the plan,
+    are (steps, K) in the order of delivery. A group leaves, and has its load, as a whole.
     """
     groups, limits = len(work.compute), list[float]()
     if policy.allotted < math.inf:
@@ -369,13 +333,9 @@ def omnivore_arrivals(
 
     In the paper T_conv_network grows with k; that it grows linearly is assumed here. *Merged*,
     compute and model of the FC part share the server, for T_fc a batch. *Unmerged*, as in the
-    authors' program, a group computes its FC part on its own machine in T_fc, and queues for the
-    server of the FC model, T_fc_network a batch.
-
-    T_conv(k) of each worker and each FC service are multiplied by draws of `law`; a group waits for
-    its slowest worker, and reads as it leaves the server. The staleness is that of the
-    convolutional model: a merged FC model has none. Longer runs of the same generator state begin
-    with shorter ones.
+    authors' program, a group computes its FC part in T_fc, and queues for the server of the FC
+    model, T_fc_network a batch. T_conv(k) of each worker and each FC service are multiplied by
+    draws of `law`. The staleness is that of the convolutional model: a merged FC model has none.
     """
     own_seconds, server_mean = fc_seconds(pieces, merged)
     conv_stream, fc_stream, server_stream = rng.spawn(3)
@@ -398,9 +358,7 @@ def shared_cores(
     k are the workers that compute, and the server where a message waits. A machine of C `cores`
     divides them evenly (processor sharing). Memory bounds C likewise: where a core at work moves b
     bytes a second and the memory B in all, C = min(cores, B / b). C is positive, or infinite.
-
-    `work` has the seconds of each on a free machine, multiplied by the draws of `renewal_arrivals`.
-    `serving`: the server's seconds at an update, or (steps,).
+    `serving`: the server's seconds at an update on a free machine, or (steps,).
     """
     groups, next_service = len(work.compute), service_seconds(seed, law, work, steps)
     served = chain(np.broadcast_to(serving, steps).tolist(), repeat(0.0))
@@ -422,21 +380,15 @@ def compute_groups(
     trace: RecordedTrace | None = None,
     message_bytes: float | None = None,
 ) -> Timeline:
-    """Returns the timeline of `steps` updates by `groups` groups of the cluster's workers.
+    """Returns the timeline of `steps` updates by `groups` equal groups of the cluster's workers.
 
-    The N = nodes x devices_per_node workers form equal groups of k = N / groups, in order. A worker
-    computes its share of the batch at `seconds_per_example` over its speed, times a draw of the law
-    `service`; a group delivers with its slowest worker, after sending its gradient and before
-    reading the new parameters (`update_bytes` each way, or a gradient of `message_bytes`), behind
-    the fraction `overlap` of its computing. One group of all is synchronous, without a server
-    (`meetings.py`).
-
-    With `cluster.pieces` groups queue for a server (`omnivore_arrivals`), `merged` or not, and
-    `batch_size` and `update_bytes` do not count. With a `trace` the recorded arrivals are replayed.
-    The timeline of a race is blank: the race fills it.
-
-    `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
-    starting from version 0 in every slot.
+    A worker computes its share of the batch at `seconds_per_example` over its speed, times a draw
+    of the law `service`. A group delivers with its slowest worker, sends its gradient, of
+    `message_bytes` or `update_bytes`, and reads `update_bytes` of parameters, behind the fraction
+    `overlap` of its computing. With `cluster.pieces` groups queue for a server
+    (`omnivore_arrivals`) instead. The timeline of a race is blank: the race fills it. `replicas` >
+    0 gives arrays (replicas, steps): consecutive windows of one long timeline, each starting from
+    version 0 in every slot.
     """
     count = max(replicas, 1) * steps
     work = group_work(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)

@@ -1,10 +1,4 @@
-"""The availability of volunteers' computers: a daily load, and nodes that leave and come back.
-
-`Load` makes nodes slower by the hour of their longitude. `Presence` has their presences and
-absences, of exponential lengths. In gossip what would have been sent to an absent node is sent to
-the one that it would have sent to (`reroute`), and an absent node's parameters after the update are
-those of the next present node on the circle (`stand_ins`).
-"""
+"""The availability of volunteers' computers: a daily load, and nodes that leave and come back."""
 
 from typing import NamedTuple
 
@@ -74,10 +68,7 @@ class Presence:
         raise self._too_often()
 
     def first_to_stay(self, seconds: np.ndarray) -> tuple[int, float]:
-        """Returns the first node to come back for its `seconds`, (nodes,), and when it is back.
-
-        Raises `TimelineError` if none is found in `MOST_TURNS` returns.
-        """
+        """Returns the first node to stay for its `seconds`, and when. Raises `TimelineError`."""
         numbers = np.arange(len(seconds))
         for _ in range(MOST_TURNS):
             node, start = int(self.back.argmin()), float(self.back.min())
@@ -94,7 +85,6 @@ class Presence:
 
 
 def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
-    """Returns the presences of the nodes; None where no node leaves."""
     if not cluster.presence:
         return None
     rng = seeds.generator(seed, "presence")
@@ -102,10 +92,7 @@ def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
 
 
 def reroute_updates(to: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Returns receivers of messages, (steps, nodes, k): `reroute` at every update.
-
-    Update t has the receivers `to[t % T]` of (T, nodes, k), and `present`, (steps, nodes).
-    """
+    """Returns `reroute` at every update, (steps, nodes, k), from `to[t % T]` of (T, nodes, k)."""
     receivers = [reroute(to[t % len(to)], present_t) for t, present_t in enumerate(present)]
     return np.stack(receivers).astype(np.int32)
 
@@ -127,10 +114,7 @@ def reroute(to: np.ndarray, present: np.ndarray) -> np.ndarray:
 
 
 def stand_ins(present: np.ndarray) -> np.ndarray:
-    """Returns each node's own number, or the next present node's on the circle if it is absent.
-
-    `present` and the result, int32, are (steps, nodes).
-    """
+    """Returns each node's number, or the next present one on the circle, (steps, nodes) int32."""
     nodes = present.shape[1]
     twice = np.where(np.tile(present, 2), np.arange(2 * nodes), 2 * nodes)
     following = np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1]
@@ -171,10 +155,7 @@ def still_present(
 
 
 def recorded_presence(trace: RecordedTrace, nodes: int) -> np.ndarray:
-    """Returns which nodes were there in a recorded run, (steps, nodes) bool.
-
-    Raises `TimelineError` where its column `stand` is not what `stand_ins` returns.
-    """
+    """Returns which nodes were there in a recorded run, (steps, nodes). Raises `TimelineError`."""
     stand = trace.integers("stand", (nodes,), 0, nodes - 1)
     present = stand == np.arange(nodes)
     good = present.any(axis=1, keepdims=True) & (stand_ins(present) == stand)

@@ -5,7 +5,7 @@ Seconds are simulated, sizes are bytes.
 
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
-from dataclasses import field as made
+from dataclasses import field as dataclass_field
 from typing import Any, Self
 
 from optdyn.base.arguments import check_arguments
@@ -51,7 +51,7 @@ class Cluster(Value, section="cluster"):
         "Division of a group's batch: 'equal', or 'proportional' to speeds.",
         one_of=("equal", "proportional"),
     )
-    service: Law = made(default_factory=Exponential)
+    service: Law = dataclass_field(default_factory=Exponential)
     seconds_per_example: float = field(
         1e-3, "Mean seconds of an example on a worker of speed 1.", above=0
     )
@@ -99,7 +99,7 @@ class Cluster(Value, section="cluster"):
         at_least=0,
         at_most=1,
     )
-    pieces: Pieces = made(default_factory=Pieces)
+    pieces: Pieces = dataclass_field(default_factory=Pieces)
     local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
     local_bandwidth: float = field(
         0.0, "Bytes a second inside a node; 0: transfers take no time.", at_least=0
@@ -139,11 +139,9 @@ class Cluster(Value, section="cluster"):
 
     @property
     def worker_count(self) -> int:
-        """The number of workers, `nodes * devices_per_node`."""
         return self.nodes * self.devices_per_node
 
     @check_arguments
     def with_(self, **changes: Any) -> Self:
-        """Returns a copy with other values of some fields. Raises `ConfigError`."""
         nodes = {"nodes": 1} if changes.get("workers") else {}
         return super().with_(**nodes | changes)

@@ -1,14 +1,7 @@
 """Seconds of nodes that compute by themselves and meet: one recurrence for all such clocks.
 
-Each device takes its part of the batch. The devices of a node then add up their gradients over the
-node's links; an exchange between nodes is by one device of each, which broadcasts the result to the
-others. Seconds of computing are draws of the law (`service_draws`) times means of devices
-(`equal_part_seconds`, `compute_means`), and seconds of messages are those of `network.py`.
-
-`meeting_seconds` is the clock of nodes that go on until they receive: model averaging, DASO and
-eager updates, whose messages are sums over all nodes (`AllReduce`), and gossip and methods over a
-graph, whose messages go to neighbours (`Peers`). `barrier_seconds` is the clock of nodes that wait
-for one another after every update.
+Each device computes its part of the batch. The devices of a node add up their gradients over the
+node's links; an exchange between nodes is by one device of each, which broadcasts the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +26,7 @@ from optdyn.clock.timeline import (
 
 
 class LocalTimes(NamedTuple):
-    """What happens inside nodes between their exchanges, and how long it takes."""
+    """The plans and seconds of updates inside nodes, between their exchanges."""
 
     ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
     done: np.ndarray  # (steps, nodes) seconds of an update until its end
@@ -50,10 +43,7 @@ NodesPlan = Any  # a NamedTuple with the plans inside nodes as its `inner`
 def synchronous(
     cluster: Cluster, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
 ) -> Timeline:
-    """Returns the timeline of gradients averaged over all workers, who wait for one another.
-
-    Model averaging after every update has the same seconds.
-    """
+    """Returns the timeline of gradients averaged over all workers, who wait for one another."""
     mean = equal_part_seconds(cluster, batch_size)
     if cluster.split == "proportional":
         mean = compute_means(cluster, 1, batch_size).reshape(mean.shape)
@@ -62,10 +52,7 @@ def synchronous(
 
 
 def synchronous_seconds(cluster: Cluster, compute: np.ndarray, update_bytes: int) -> np.ndarray:
-    """Returns the seconds of updates by all devices, (steps,), which wait for the slowest.
-
-    `compute`, (steps, nodes, devices a node): seconds of each device.
-    """
+    """Returns the seconds of updates, (steps,), from those of devices, (steps, nodes, devices)."""
     ready, done = ready_and_done(cluster, compute, update_bytes)
     transfer = between_nodes(cluster, update_bytes)
     return barrier_seconds(ready, done, transfer, broadcast(cluster, update_bytes))
@@ -74,11 +61,7 @@ def synchronous_seconds(cluster: Cluster, compute: np.ndarray, update_bytes: int
 def barrier_seconds(
     ready: np.ndarray, done: np.ndarray, transfer: float, broadcast_seconds: float
 ) -> np.ndarray:
-    """Returns the seconds of updates, (steps,), after each of which all nodes wait for all.
-
-    `ready` and `done` are those of `LocalTimes`. The exchange takes `transfer` seconds from when
-    the last node is ready, and its result is then broadcast inside the nodes.
-    """
+    """Returns the seconds of updates, (steps,), after each of which all nodes wait for all."""
     return np.maximum(done.max(axis=1), ready.max(axis=1) + transfer) + broadcast_seconds
 
 
@@ -87,9 +70,8 @@ def node_seconds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `ready` and `done` of `LocalTimes`, (steps, nodes), where a node averages a gradient.
 
-    Each device takes an equal part of the batch. The averaging may run behind the last fraction
-    `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
-    start that much before the gradient is complete. Longer runs begin with the shorter ones.
+    The averaging may run behind the last fraction `overlap` of the computing, and the exchange
+    between nodes follows it, layer by layer.
     """
     compute = service_draws(cluster, steps, seed) * equal_part_seconds(cluster, batch_size)
     return ready_and_done(cluster, compute, update_bytes)
@@ -106,8 +88,7 @@ def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
     """Returns each worker's mean seconds for its share of an update, (groups, k).
 
     By `cluster.split` shares are equal, batch_size / k, or in proportion to the speeds of the
-    group, in whole examples (a batch over devices by their FLOPS, arXiv 1606.04487): then all of a
-    group end together, and an update computes for batch_size / (sum of speeds).
+    group, in whole examples (a batch over devices by their FLOPS, arXiv 1606.04487).
     """
     workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
@@ -135,7 +116,7 @@ def ready_and_done(
 
 
 class AllReduce(NamedTuple):
-    """A message that is a sum over all nodes, on one link between them.
+    """A sum over all nodes, on one link between them.
 
     It leaves when the last present node is ready and the message before has arrived. It arrives no
     sooner than that node has ended its update, as its last layer leaves last.
@@ -149,8 +130,8 @@ class AllReduce(NamedTuple):
     ) -> tuple[Nodes, Nodes]:
         """Returns when fragment q arrives and when the link is free again, (..., nodes) each.
 
-        Nodes are `present`, ready at the seconds `ready` and end the update at `now`; the link has
-        been `free` since.
+        Nodes are ready at the seconds `ready` and end the update at `now`; the link is `free` since
+        then.
         """
         leaves = np.maximum(ready.max(-1, keepdims=True, where=present, initial=0.0), free)
         for leg in self.legs:
@@ -163,10 +144,10 @@ class AllReduce(NamedTuple):
 class Peers:
     """Messages to neighbours, which a node sends one after the other, each over its own link.
 
-    `to`, (T, nodes, k), are T sets of receivers, and update t uses the set `schedule[t]`; `links`
-    has the seconds of a message between two nodes. With `early` a node sends what it had before its
-    update, so that messages travel beside the computing. An absent node sends nothing, and what
-    would have been sent to it goes to another (`availability.reroute`).
+    `to`, (T, nodes, k), are T sets of receivers, of which update t uses the number `schedule[t]`.
+    With `early` a node sends what it had before its update, so that messages travel beside the
+    computing. An absent node sends nothing, and its messages go to another
+    (`availability.reroute`).
     """
 
     def __init__(self, to: np.ndarray, schedule: np.ndarray, links: Links, early: bool = False):
@@ -175,19 +156,12 @@ class Peers:
         self._sent, self._travel = to != self._nodes, self._travel_seconds(to)
 
     def _travel_seconds(self, to: np.ndarray) -> np.ndarray:
-        """Returns the seconds to each message's arrival, from when the first leaves: `to`'s shape.
-
-        A node sends itself nothing.
-        """
         return np.where(to == self._nodes, 0.0, self.links(self._nodes, to)).cumsum(axis=-1)
 
     def send(
         self, t: int, q: int, ready: Nodes, now: Nodes, present: Nodes, free: Nodes
     ) -> tuple[Nodes, Nodes]:
-        """Returns when a node has all messages to it, and when it may send again, (nodes,) each.
-
-        The arguments are those of `AllReduce.send`.
-        """
+        """Returns when a node has all messages to it, and when it may send again, (nodes,) each."""
         row = self.schedule[t]
         to, sent, travel = self.to[row], self._sent[row], self._travel[row]
         if not present.all():
@@ -203,8 +177,6 @@ class Peers:
 
 
 class MeetingTimes(NamedTuple):
-    """When updates end, and which nodes take part."""
-
     seconds: np.ndarray  # (steps, ...) at which updates commit
     present: np.ndarray  # (steps, nodes) bool
 
@@ -221,23 +193,22 @@ def meeting_seconds(
 
     The clock of each node makes, at update t,
 
-        now   <- now + load(now) done_t                        its own update
+        now   <- now + load(now) done_t                        its update
         arrival_q = the exchange's, if fragment q is sent      from now + load(now) ready_t on
         now   <- max(now, arrival of what is received) + broadcast
 
-    A fragment received with `waited` = 0 is what was just sent, else the message before that. What
-    is received together is broadcast inside the nodes, `broadcast_seconds` a fragment. Arrays are
-    (steps, fragments) of the meeting and (steps, nodes) of `local`; axes between these two are of
-    runs side by side, each from second 0. An update commits when the last node has made it, or when
-    a later update commits if that is sooner: a straggler that nobody waits for delays none.
+    A fragment received with `waited` = 0 is what was just sent, else the message before that.
+    Broadcasts take `broadcast_seconds` a fragment. Arrays are (steps, fragments) of the meeting and
+    (steps, nodes) of `local`; axes between these two are of runs side by side. Updates commit as in
+    `commit_times`.
 
-    Where nodes leave and come back and all meet (`AllReduce`), a meeting is of the nodes that were
-    there since the one before, and nobody waits for the others; all who are there when it ends go
-    on from its result. If all were lost, the first node that comes back for long enough repeats its
-    part: the updates since the last meeting are then those it makes. Over a graph (`Peers`) a node
-    that leaves before the end of its update takes no part in it, and its clock stands still; it is
-    back in the first update that all present nodes begin after it has fetched the parameters of the
-    next present node. Raises `TimelineError` where no node stays for long enough.
+    Where nodes leave and all meet (`AllReduce`), a meeting is of the nodes that were there since
+    the one before; all who are there when it ends go on from its result. If all were lost, the
+    first node that comes back for long enough repeats the updates since the last meeting. Over a
+    graph (`Peers`) a node that leaves before the end of its update takes no part in it, and its
+    clock stands still; it is back in the first update that all present nodes begin after it has
+    fetched the parameters of the next present node. Raises `TimelineError` where no node stays for
+    long enough.
     """
     ready, done, (steps, *_, fragments) = local.ready, local.done, np.shape(meeting.send)
     send, receive = np.asarray(meeting.send), np.asarray(meeting.receive)
@@ -290,11 +261,7 @@ def _fragments(flags: np.ndarray) -> list[list[int]]:
 
 
 def meetings_timeline(plan: NodesPlan, local: LocalTimes, seconds: np.ndarray) -> Timeline:
-    """Returns the timeline of nodes with that plan, at these seconds, (steps,).
-
-    The plan's `inner` is that of `local`. The staleness is that inside the nodes, or else the
-    updates that a received message has waited.
-    """
+    """Returns the timeline of nodes with that plan, whose `inner` becomes that of `local`."""
     steps = len(seconds)
     none, staleness = np.zeros(steps, np.int32), local.staleness
     if staleness is None:

@@ -9,15 +9,14 @@ A collective, after which n have the sum of what each has, is one of (`cluster.c
 With `cluster.regions` = R nodes are all over the earth, node i of n in region i R // n. Regions are
 numbered by longitude and drawn evenly over the sphere between 60 degrees south and north, by R
 alone, so that all seeds of a study are of one earth. A message travels along the great circle at
-2/3 of the speed of light, as in glass fibre,
+2/3 of the speed of light, as in glass fibre, which is a lower bound as cables take detours:
 
     cos(angle) = sin(a) sin(b) + cos(a) cos(b) cos(longitude_a - longitude_b)
     latency    = cluster.latency + angle 6,371 km / (2/3 c)
 
-which is a lower bound: cables take detours. Its bytes go through the narrower of the two regions'
-links. A region's links have `cluster.bandwidth` in the median, times a log-normal factor of
-coefficient of variation `cluster.bandwidth_variation`. This law is assumed, not measured; with 1,
-nine regions in ten have between a quarter of the median and four times as much.
+Its bytes go through the narrower of the two regions' links, which have `cluster.bandwidth` in the
+median, times a log-normal factor of coefficient of variation `cluster.bandwidth_variation`. This
+law is assumed, not measured; with 1, nine regions in ten have a quarter to four times the median.
 """
 
 import math
@@ -36,10 +35,7 @@ Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds,
 
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
-    """Returns the seconds of an all-reduce of `size` bytes, a number or an array, over equal links.
-
-    `n` take part, and `kind` is one of `COLLECTIVES`.
-    """
+    """Returns the seconds of an all-reduce of `size` bytes by n devices over equal links."""
     return _all_reduce(kind, n, size, lambda part: latency + transfer(part, bandwidth))
 
 
@@ -50,27 +46,20 @@ def inside_node(cluster: Cluster, devices: int, size: Any) -> Any:
 
 
 def transfer(size: Any, bandwidth: Any) -> Any:
-    """Returns the seconds of `size` bytes at `bandwidth` bytes a second, without the latency.
-
-    Both are numbers or arrays; a bandwidth of 0 takes no time.
-    """
+    """Returns the seconds of `size` bytes at `bandwidth` bytes a second; 0 is no limit."""
     if isinstance(bandwidth, np.ndarray):
         return size / np.where(bandwidth > 0, bandwidth, np.inf)
     return size / bandwidth if bandwidth > 0 else 0.0
 
 
 def _all_reduce(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> Any:
-    """Returns the seconds of an all-reduce whose messages take `message(bytes)` seconds."""
     if n == 1 or kind == RING:
         return 2 * (n - 1) * message(size / n)
     return 2 * (math.ceil(math.log2(n)) if kind == TREE else 1) * message(size)
 
 
 def broadcast(cluster: Cluster, size: float, devices: int = 0) -> float:
-    """Returns the seconds of `size` bytes from one device to the others of its node, as a pipeline.
-
-    `devices` take part; 0: all of a node.
-    """
+    """Returns the seconds of `size` bytes from a device to all others of its node, pipelined."""
     devices = devices or cluster.devices_per_node
     if devices == 1:
         return 0.0
@@ -78,11 +67,7 @@ def broadcast(cluster: Cluster, size: float, devices: int = 0) -> float:
 
 
 def between_nodes(cluster: Cluster, size: float) -> float:
-    """Returns the seconds of an all-reduce of `size` bytes over the nodes, by one device of each.
-
-    Each message takes as long as on the slowest of the links that it goes over. Between regions of
-    the earth a ring has two levels (`regional_all_reduce`).
-    """
+    """Returns the seconds of an all-reduce of `size` bytes by one device of each node."""
     if cluster.regions and cluster.collective == RING:
         return regional_all_reduce(cluster, size)
     return all_reduce_among(cluster, np.arange(cluster.nodes), size)
@@ -111,7 +96,7 @@ def to_server(cluster: Cluster, size: float) -> np.ndarray:
     """Returns the seconds of a message of `size` bytes from each node to the server, (nodes,).
 
     The server is where node 0 is; between regions of the earth, in the region with the least
-    latency to all nodes. Its link is as wide as it takes.
+    latency to all nodes.
     """
     if cluster.regions:
         earth, region = cluster_regions(cluster), region_of_nodes(cluster)
@@ -134,9 +119,9 @@ def group_exchange(
 ) -> np.ndarray:
     """Returns the seconds of a gradient to the server and of the parameters back, (groups,).
 
-    Both have `size` bytes, or the gradient has `message` bytes. The k workers of a group add up
-    among themselves, and one of them sends the sum, reads the parameters and broadcasts them; if
-    nothing is `sent` they only add up. With the collective `server` each worker sends by itself.
+    Both have `size` bytes, or the gradient has `message` bytes. The workers of a group add up, and
+    one of them sends the sum, reads the parameters and broadcasts them; if nothing is `sent` they
+    only add up. With the collective `server` each worker sends separately.
     """
     workers = np.arange(cluster.worker_count).reshape(groups, -1)
     places = workers // cluster.devices_per_node
@@ -153,8 +138,8 @@ def group_exchange(
 def all_gather(cluster: Cluster, size: float) -> float:
     """Returns the seconds until each node has the `size` bytes of all others.
 
-    Around a ring these are half the rounds of an all-reduce, each of a whole message. Up and down a
-    tree, or to a server and back, all messages come back to all nodes.
+    Around a ring these are half the rounds of an all-reduce, each of a whole message; otherwise all
+    messages come back to all nodes.
     """
     back = between_nodes(cluster, cluster.nodes * size) / 2
     return back if cluster.collective == RING else back + between_nodes(cluster, size) / 2
@@ -173,11 +158,7 @@ def one_way_share(kind: str, n: int) -> float:
 
 
 def busiest_link_bytes(cluster: Cluster, size: float, gathered: bool = False) -> float:
-    """Returns the bytes one way over the busiest link of an all-reduce of `size` bytes.
-
-    With two rings between regions of the earth it is the link of a node in both. If the bytes are
-    `gathered`, it is an `all_gather`.
-    """
+    """Returns the bytes one way over the busiest link of an all-reduce, or an `all_gather`."""
     kind, n = cluster.collective, cluster.nodes
     times = one_way_share(kind, n)
     if cluster.regions and kind == RING:
@@ -190,10 +171,7 @@ def busiest_link_bytes(cluster: Cluster, size: float, gathered: bool = False) ->
 
 
 def link_seconds(cluster: Cluster, size: float | np.ndarray) -> Links:
-    """Returns (from, to) -> seconds of a message of `size` bytes; arrays of nodes broadcast.
-
-    A matrix over all nodes is made only where the config has one. Raises as `message_seconds`.
-    """
+    """Returns (from, to) -> seconds of a message of `size` bytes; arrays of nodes broadcast."""
     if cluster.regions:
         earth, region = cluster_regions(cluster), region_of_nodes(cluster)
 
@@ -211,11 +189,7 @@ def link_seconds(cluster: Cluster, size: float | np.ndarray) -> Links:
 
 
 def message_seconds(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
-    """Returns the seconds of a message of `size` bytes from row to column, (nodes, nodes).
-
-    By `cluster.latencies` and `cluster.bandwidths`, or the one number where these are (). Raises
-    `TimelineError` if a matrix does not fit.
-    """
+    """Returns the seconds from row to column, (nodes, nodes). Raises `TimelineError`."""
     latency = _matrix(cluster, "latencies", cluster.latency)
     return latency + transfer(size, _matrix(cluster, "bandwidths", cluster.bandwidth))
 
@@ -266,21 +240,18 @@ def great_circle(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
 
 
 def region_of_nodes(cluster: Cluster) -> np.ndarray:
-    """Returns the number of each node's region, (nodes,)."""
     return np.arange(cluster.nodes) * cluster.regions // cluster.nodes
 
 
 def cluster_regions(cluster: Cluster) -> Regions:
-    """Returns the cluster's regions."""
     return regions(cluster.regions, cluster.bandwidth_variation)
 
 
 def regional_all_reduce(cluster: Cluster, size: float) -> float:
     """Returns the seconds of an all-reduce by a ring in each region and one around the earth.
 
-    The m nodes of a region add up in 2 (m - 1) messages of size / m, in the seconds of the slowest
-    region; then one node of each does so with the others in 2 (R - 1) messages of size / R, from
-    region to region by longitude. A round ends with the slowest link.
+    The m nodes of a region add up in 2 (m - 1) messages of size / m; then one node of each does so
+    with the others in 2 (R - 1) messages of size / R. A round ends with the slowest link.
     """
     region = region_of_nodes(cluster)
     _, first, members = np.unique(region, return_index=True, return_counts=True)

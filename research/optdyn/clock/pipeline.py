@@ -103,8 +103,6 @@ def update_seconds(schedule: Schedule) -> np.ndarray:
 
 
 class StageWork(NamedTuple):
-    """The work of a model's stages in one update."""
-
     forward: np.ndarray  # (S,) in updates of backpropagation by one device
     backward: np.ndarray  # (S,) likewise, auxiliary heads included
     sent: np.ndarray  # (S - 1,) bytes of the activations handed on
@@ -131,9 +129,8 @@ def unflushed_seconds(
 ) -> np.ndarray:
     """Returns when the first stage, the last to update, has made each update, (steps,) seconds.
 
-    The schedule is the 1f1b of all updates as if they were one: in the long run an update takes as
-    long as its slowest stage, unless the way there and back is longer than what is under way. A
-    stage makes its part of an update with its backward, before it sends the gradient on.
+    The schedule is the 1f1b of all updates as if they were one. A stage makes its part of an update
+    with its backward.
     """
     forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, micro_batches)
     longer = steps + np.size(forward)  # so that none of `steps` is of the drain

@@ -21,7 +21,7 @@ class TimelineError(InputError):
 
 
 class Arrival(NamedTuple):
-    """Whose gradient an update applies, at which version it was taken, where the new one goes.
+    """The worker whose gradient an update applies, the slot it read, and the new version's slot.
 
     int32. `worker` and `read` are (K,) for an update of K gradients, and all three are (servers,)
     where each block has a server.
@@ -43,17 +43,14 @@ class WorkerStep(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How a batch is divided among workers, (workers,) int32."""
+    """The division of a batch among workers, (workers,) int32."""
 
     shares: Array  # examples; their sum is the size of the batch
     work: Array | None = None  # how often a worker goes through its examples, to be slow for real
 
 
 class Meeting(NamedTuple):
-    """Whether nodes send and receive after an update, (fragments,) or a scalar.
-
-    What is received was sent `waited` updates before; 0: it was sent just now.
-    """
+    """The fragments that nodes send and receive after an update, (fragments,) or a scalar."""
 
     send: Array  # bool
     receive: Array  # bool
@@ -96,11 +93,7 @@ def plan_of(line: Timeline, kind: type[T]) -> T | None:
 
 
 def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
-    """Returns the updates between the writing and the reading of a slot, (steps,) int32.
-
-    `read` and `write`, (steps,): update t reads a slot, then writes one. All slots begin with
-    version 0.
-    """
+    """Returns the updates between the writing and the reading of a slot, (steps,) int32."""
     version = dict[int, int]()
     staleness = np.empty(len(read), np.int32)
     for t, (source, target) in enumerate(zip(read.tolist(), write.tolist(), strict=True)):
@@ -112,9 +105,8 @@ def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
 def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Timeline:
     """Returns the timeline of workers that read when they write; slot w holds what w read last.
 
-    `worker` and `seconds`, (..., steps). All workers read version 0 at second 0. The staleness of
-    an arrival is the number of others since the same worker's last: t - (s + 1) for arrivals at t
-    and s, and t for the first.
+    All workers read version 0 at second 0. The staleness of an arrival is the number of others
+    since the same worker's last: t - (s + 1) for arrivals at t and s, and t for the first.
     """
     worker = worker.astype(np.int32)
     order = np.argsort(worker, axis=-1, kind="stable").astype(np.int32)
@@ -128,18 +120,15 @@ def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Time
 
 
 def commit_times(seconds: np.ndarray) -> np.ndarray:
-    """Returns the seconds at which updates count, (steps,), from when their last worker is done.
-
-    It is a running minimum from the end: a straggler that nobody waits for delays no update.
-    """
+    """Returns the seconds of updates, (steps,), where a straggler nobody waits for delays none."""
     return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def divide_batch(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
     """Returns the examples of each worker, (workers,) int32, in proportion to `rates`, (workers,).
 
-    Their sum is `batch_size`, none is below `minimum`, and fractions are rounded by the largest
-    remainder. Raises `TimelineError` if the batch is too small or a rate is not positive.
+    Their sum is `batch_size`; fractions are rounded by the largest remainder. Raises
+    `TimelineError` if the batch is too small or a rate is not positive.
     """
     rates = np.asarray(rates, np.float64)
     least = minimum * len(rates)
@@ -173,8 +162,8 @@ def split_batches(batches: np.ndarray, shares: np.ndarray, columns: int) -> np.n
     """Returns the examples of each device, `columns` a device, (n, devices * columns).
 
     `batches`, (n, B), or (n, B, 2) and so is the result; `shares`, (n, ..., devices) with sum B in
-    each batch, of devices that take their examples one after the other. A part is filled up with
-    its last example (the one before it, where it is empty). Raises ValueError if a share is larger.
+    each batch. A part is filled up with its last example (the one before it, where it is empty).
+    Raises ValueError if a share is larger than `columns`.
     """
     sizes = shares.reshape(len(shares), int(np.prod(shares.shape[1:])))
     if sizes.max(initial=0) > columns:

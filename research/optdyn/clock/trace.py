@@ -1,9 +1,4 @@
-"""Recorded arrivals: a CSV file with a header and the columns `worker,seconds`, as runs write it.
-
-One row an update: the group that delivered (0, 1, ...; the last of several) and when, in seconds
-from the start. `version`, which is optional, is how many updates the gradient's parameters had. The
-fields of the run's plan are columns `control.FIELD`, or `control.FIELD.0`, `control.FIELD.1`, ...
-where a field has several numbers; those inside nodes are `control.inner.FIELD.0` and so on.
+"""Recorded arrivals: a CSV file with the columns `worker,seconds`, and their replay.
 
 A replay reads from the file only what nothing else decides. A clock makes its timeline as it makes
 all others, from the order of the arrivals, and asks the file for what it cannot know, such as
@@ -34,7 +29,11 @@ CLOSE = 1e-6  # relative difference of numbers that are float32
 
 
 class RecordedTrace(NamedTuple):
-    """The first updates of a file."""
+    """The first updates of a file, a row an update.
+
+    Fields of the plan are columns `control.FIELD`, or `control.FIELD.0`, `control.FIELD.1`, ...
+    where a field has several numbers; those inside nodes are `control.inner.FIELD.0` and so on.
+    """
 
     path: str
     worker: np.ndarray  # (steps,) int32
@@ -54,7 +53,7 @@ class RecordedTrace(NamedTuple):
         return self._replace(worker=worker, fields={})
 
     def at_node(self, node: int, nodes: int) -> "RecordedTrace":
-        """Returns the arrivals inside one of the nodes. The file has no seconds of theirs."""
+        """Returns the arrivals inside one of the nodes, of which the file has no seconds."""
         worker = self.inner.prefix + "worker"
         found = self.fields.get(worker)
         width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
@@ -69,14 +68,10 @@ class RecordedTrace(NamedTuple):
         return RecordedTrace(self.path, order, clock, fields)
 
     def has(self, field: str) -> bool:
-        """Whether the file has columns of that field."""
         return self.prefix + field in self.fields
 
     def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Returns a field, (steps, *shape) float64.
-
-        Raises `TimelineError` if the file has not as many columns.
-        """
+        """Returns a field, (steps, *shape) float64. Raises `TimelineError` for another shape."""
         name, steps = self.prefix + field, len(self.seconds)
         count = math.prod(shape)
         found = self.fields.get(name)
@@ -108,10 +103,7 @@ class RecordedTrace(NamedTuple):
             )
 
     def require_groups(self, worker: np.ndarray, groups: int, everyone: bool = False) -> None:
-        """Raises `TimelineError` if a worker is not one of the groups, 0, 1, ...
-
-        With `everyone` also if a group is not in the file.
-        """
+        """Raises `TimelineError` unless workers are groups; with `everyone`, if one is missing."""
         strange = worker[~np.isin(worker, np.arange(groups))]
         if len(strange):
             raise TimelineError(
@@ -180,10 +172,7 @@ def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
 
 
 def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> Timeline:
-    """Returns the timeline of the recorded arrivals, of groups with that policy.
-
-    Where a policy drops work the trace says whose. Raises `TimelineError`.
-    """
+    """Returns the timeline of the recorded arrivals. Raises `TimelineError`."""
     worker = trace.worker
     if policy.arrivals > 1:
         worker = trace.workers((policy.arrivals,), groups)
@@ -207,10 +196,10 @@ def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> 
 
 
 def read_versions(line: Timeline) -> np.ndarray:
-    """Returns how many updates the parameters of each gradient had, (steps,) int.
+    """Returns how many updates the parameters of each gradient, the last of several, had, (steps,).
 
-    Of several gradients it is that of the last. Workers with local steps change what others read
-    only where they exchange. A gradient that is gathered in a table counts where it is applied.
+    Workers with local steps change what others read only where they exchange. A gradient that is
+    gathered in a table counts where it is applied.
     """
     staleness = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
     exchange = getattr(line.plan, "exchange", None)
@@ -219,10 +208,7 @@ def read_versions(line: Timeline) -> np.ndarray:
 
 
 def check_replay(trace: RecordedTrace, line: Timeline) -> Timeline:
-    """Returns the timeline that a clock has made of the file, at the file's seconds.
-
-    Raises `TimelineError` where the file differs from it.
-    """
+    """Returns the clock's timeline at the file's seconds. Raises `TimelineError` if they differ."""
     TimelineError.refuse(_differences(trace, line))
     line = line._replace(batch=line.batch if BATCH in trace.fields else None)
     return line._replace(seconds=trace.seconds)
@@ -256,8 +242,8 @@ def _differences(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
 def trace_columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
     """Returns a timeline's columns besides `worker` and `seconds`, (steps,) or (steps, n).
 
-    Left out is what follows from these two. In a race of single arrivals, and where groups read
-    when they write, the order of the workers decides which versions are read.
+    Left out is what follows from these two: in a race of single arrivals, and where groups read
+    when they write, also the versions that are read.
     """
     columns, plan = _columns(line, window), line.plan
     by_order: tuple[str, ...] = ("worker",)
@@ -268,7 +254,6 @@ def trace_columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.n
 
 
 def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
-    """Returns all columns of a timeline but `worker` and `seconds`."""
     fields = dict(_leaves(line.plan)) | ({} if line.batch is None else {BATCH: line.batch})
     columns = {}
     for name, field in fields.items():
@@ -291,7 +276,6 @@ def _leaves(plan: Plan, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _unlike(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Returns the rows that differ."""
     same = np.isclose(found, expected, CLOSE, 0)
     return np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
 

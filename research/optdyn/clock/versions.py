@@ -1,12 +1,8 @@
-"""Which version each group has read, as they arrive: it follows from their order alone.
+"""The version that each group has read, which follows from the order of arrivals alone.
 
-A group that arrives reads the version it makes, or waits for others and reads a later one. So the
-order of the arrivals, drawn, raced or replayed, decides slots, staleness, who goes on and whose
-each batch is. Batches 0, 1, ... of the order of examples go to the first, second, ... reader, as a
-group that races needs its batch before anybody knows the number of its update. Where an update is
-of several arrivals, these are parts of batches.
-
-n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
+Batches 0, 1, ... of the order of examples go to the first, second, ... reader, as a group that
+races needs its batch before anybody knows the number of its update. n groups compute gradients, and
+an update is made when K are there (Dutta et al., arXiv 1803.01113).
 
     k_sync          all begin at the newest parameters; the n - K others are dropped
     k_batch_sync    likewise, but a group that has delivered begins another at once
@@ -19,8 +15,7 @@ With staleness bound s it goes on only while
 
     c <= min over groups of c + s
 
-and otherwise waits, without parameters, until the slowest group's next update. With s = 0 all wait
-for all after each update. A group that waited reads the parameters as they are when it goes on.
+and otherwise waits, without parameters, until the slowest group's next update.
 """
 
 import heapq
@@ -61,8 +56,6 @@ FREE_RUNNING = Policy()  # nobody waits, and nothing is dropped
 
 
 class Task(NamedTuple):
-    """The version and the batches that a group is working on."""
-
     slot: int
     version: int  # updates before its read
     batch: int  # the first of its batches
@@ -70,13 +63,10 @@ class Task(NamedTuple):
 
     @property
     def numbers(self) -> range:
-        """The numbers of its batches."""
         return range(self.batch, self.batch + self.batches)
 
 
 class ArrivalOutcome(NamedTuple):
-    """What follows from an arrival."""
-
     row: bool  # whether the timeline has a new entry
     update: bool  # whether that changes what others read
     readers: list[int]  # groups that begin a task now, and drop the one before
@@ -96,11 +86,7 @@ class ArrivalOrder(Protocol):
 
 
 def blank_timeline(groups: int, steps: int, policy: Policy = FREE_RUNNING) -> Timeline:
-    """Returns a timeline of zeros, into which an `ArrivalOrder` writes updates as groups arrive.
-
-    With several arrivals K an update is of parts of batches, whose arrays are (steps, K). One slot
-    is enough where an update drops all other work.
-    """
+    """Returns a timeline of zeros, for an `ArrivalOrder` to write; (steps, K) with K arrivals."""
     worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if policy.arrivals == 1 else (steps, policy.arrivals)
     staleness, batch, workers, read = np.zeros((4, *shape), np.int32)
@@ -117,11 +103,9 @@ class Slots:
         self._readers, self._free = [0] * slots, list(range(slots))
 
     def hold(self, slot: int) -> None:
-        """Counts one more reader of the slot."""
         self._readers[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Counts one reader less."""
         self._readers[slot] -= 1
         if not self._readers[slot]:
             heapq.heappush(self._free, slot)
@@ -137,7 +121,7 @@ class Versions:
     """An `ArrivalOrder` of groups that share parameters, with that policy.
 
     A group whose work is dropped keeps its batch, and begins again at the newest version. A new
-    version is written to a slot that no group at work has read, so as many slots as groups do.
+    version is written to a slot that no group at work has read.
     """
 
     def __init__(self, line: Timeline, groups: int, policy: Policy):
@@ -155,7 +139,6 @@ class Versions:
             self._begin_next(group)
 
     def arrivals_left(self, group: int) -> int:
-        """Returns 1: a group delivers whole gradients."""
         return 1
 
     def arrive(self, group: int, seconds: float) -> ArrivalOutcome:
@@ -192,7 +175,7 @@ class Versions:
         """Drops the group's work; it begins again with the same batch.
 
         The timeline says so only if the group had read an older version: otherwise it reads the
-        same again, and a trace does not say whether that was before or after its own arrival.
+        same again, and a trace does not say whether that was before or after its arrival.
         """
         task = self.leave(group)
         if task.version < self.updates:
@@ -200,13 +183,12 @@ class Versions:
         self.begin(group, task.batch)
 
     def leave(self, group: int) -> Task:
-        """Ends the group's task, which is returned."""
+        """Ends and returns the group's task."""
         task = self.working.pop(group)
         self._slots.release(task.slot)
         return task
 
     def begin(self, group: int, batch: int) -> None:
-        """Gives the group a task: the newest version and that batch."""
         self._slots.hold(self._newest)
         self.working[group] = Task(self._newest, self.updates, batch)
 
@@ -215,7 +197,6 @@ class Versions:
         self._batches += 1
 
     def _write(self, seconds: float) -> None:
-        """Writes the next update, made of the arrivals since the last one."""
         line, plan, t, arrivals = self._line, self._line.plan, self.updates, self._delivered
         assert line.batch is not None
         self._newest = plan.write[t] = self._slots.next()
@@ -232,12 +213,11 @@ NumbersOf = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:
-    """An `ArrivalOrder` of workers with parameters of their own; an arrival is a local step.
+    """An `ArrivalOrder` of workers with parameters each; an arrival is a local step.
 
-    Worker i exchanges with every `periods[i]`-th step. A race hears of a worker when it exchanges,
-    and then lists its local steps together: steps between exchanges have no order that would change
-    anything. Worker i has slot i, and reads as it exchanges. Its staleness is the number of others'
-    exchanges since then, or 0 where what it has read does not count (`is_stale`).
+    Worker i has slot i, and exchanges and reads with every `periods[i]`-th step. A race hears of a
+    worker when it exchanges, and then lists its local steps together. The staleness is the number
+    of others' exchanges since the read, or 0 where that does not count (`is_stale`).
     """
 
     def __init__(
@@ -261,11 +241,9 @@ class Exchanges:
         self._done[worker], self._batches = 0, self._batches + period
 
     def arrivals_left(self, group: int) -> int:
-        """Returns the local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
     def arrive(self, group: int, seconds: float) -> ArrivalOutcome:
-        """Counts a local step, and writes the timeline's next entry."""
         line, t, task = self._line, self._steps, self.working[group]
         exchange = self.arrivals_left(group) == 1
         line.worker[t], line.seconds[t] = group, seconds
@@ -285,10 +263,7 @@ class Exchanges:
 def exchanges_and_staleness(
     worker: np.ndarray, periods: Sequence[int], is_stale: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whether local steps exchange, and their staleness, (steps,) each, as `Exchanges`.
-
-    It is a hundred times as fast, which the start of a simulated run has to be.
-    """
+    """Returns what `Exchanges` finds, a hundred times as fast: (exchange, staleness), (steps,)."""
     exchange, staleness = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
     steps_of = [np.flatnonzero(worker == i) for i in range(len(periods))]
     for steps, period in zip(steps_of, periods, strict=True):
@@ -312,10 +287,9 @@ def replay_order(
 ) -> None:
     """Lets groups arrive in that order, (n,), or (n, K) for n updates of K arrivals.
 
-    `seconds`, (n,), are those of updates. `dropped`, (n, groups), has the groups that were dropped
-    before each update: they arrived too late, or not at all where there is a `drop`. Raises
-    `TimelineError`, beginning with `where`, if a group arrives that waits for others, or is dropped
-    and should not be.
+    `dropped`, (n, groups), has the groups that were dropped before each update: they arrived too
+    late, or not at all where there is a `drop`. Raises `TimelineError`, beginning with `where`, if
+    a group arrives that waits for others, or is dropped and should not be.
     """
     for t, groups in enumerate(worker.reshape(len(worker), -1).tolist()):
         late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()

@@ -5,12 +5,10 @@
     read       the version at which the gradient is taken        gradient, update -> rule
     mix        the exchange of nodes, each with its parameters   rule -> rule
 
-A rule never sees seconds or clusters. The timeline decides which slot an update reads and which
-it writes; the trainer scans `step` over those events.
-
-Pieces are written for one device, with collectives over named axes: `data`, devices that share a
-batch and hold the same parameters, and `node`, which do not. An axis is a `vmap` where it
-is simulated and a mesh axis where it is real (`devices`).
+A rule never sees seconds or clusters: the trainer scans `step` over the timeline's events. Pieces
+are written for one device, with collectives over named axes: `data`, devices that share a batch and
+hold the same parameters, and `node`, which do not. An axis is a `vmap` where it is simulated and a
+mesh axis where it is real (`devices`).
 """
 
 from collections.abc import Callable
@@ -31,8 +29,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update as the rule sees it. All leaves are scalars inside the scan.
 
-    Its plan is `timeline`'s `Arrival`, `Shares`, `Meeting` or `AllReduceStep`, or a NamedTuple
-    beside its method; () where there is nothing to decide.
+    Its plan is a NamedTuple of `timeline` or beside its method; () if there is nothing to decide.
     """
 
     plan: Plan
@@ -131,8 +128,6 @@ def full_gradient(loss: Loss, accumulation: int = 1) -> Gradient:
 
 
 class Message(NamedTuple):
-    """A worker's message: the loss and gradient of its batch."""
-
     loss: jax.Array
     grads: Tree  # `Params`, or the group's number where these are on several servers
 
@@ -167,8 +162,7 @@ def gradient_or_message(gradient: Gradient) -> Gradient:
 def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
     """Returns the mean of the gradients over the devices of an axis, with each device's loss.
 
-    `message` sends all leaves as one, which is faster on real devices, and a needless copy on a
-    simulated axis.
+    `message` sends all leaves as one, which is faster on real devices only.
     """
     sums = all_reduce if message else jax.lax.psum
 
@@ -181,8 +175,6 @@ def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> G
 
 
 def single_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
-    """Returns the update by one optimizer of all parameters."""
-
     def apply(
         grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
     ) -> tuple[Params, Tree]:
@@ -215,7 +207,7 @@ def per_block_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Upd
 
 
 def all_reduce(tree: Tree, axis: str) -> Tree:
-    """Returns the sum of a pytree over the devices of an axis, sent as one message."""
+    """Returns the sum over the devices of an axis, sent as one message."""
     vector, unravel = ravel_pytree(tree)
     return unravel(jax.lax.psum(vector, axis))
 

@@ -1,10 +1,8 @@
 """The table of parameter versions that groups have read, one row a slot.
 
-A group computes with the row that it read last. Rows are exact, or rounded to bfloat16 with x_t
-kept exactly beside them. `devices/paged.py` fetches rows from the host's memory.
-
-`read_first` reads a row before another is written. Otherwise XLA reads it anew wherever it is used,
-and where that might come after the write, it copies the whole table at every update.
+Rows are exact, or rounded to bfloat16 with x_t kept exactly beside them. `read_first` reads a row
+before another is written; otherwise XLA, which reads it anew wherever it is used, copies the whole
+table at every update.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,12 +32,10 @@ class SnapshotState(NamedTuple):
     gradients: Tree = ()  # a table of two a group, (2, groups, ...), where a method has one
 
     def read_slot(self, slot: Slot) -> Params:
-        """Returns the parameters of a group that has read `slot`."""
         return self._read(slot, partial(read_first, rows))
 
     @property
     def params(self) -> Params:
-        """x_t."""
         rounded = self.slots.keys() <= self.fresh.keys()
         return self.fresh if rounded else self._read(self.newest, compiled_rows)
 
@@ -62,12 +58,10 @@ class SnapshotState(NamedTuple):
 
 
 def by_block(slot: Slot, table: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Returns the slot of each block of the table."""
     return slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
 
 
 def rows(table: Params, slots: Mapping[str, Tree]) -> Params:
-    """Returns row `slots[name]` of each block of the table."""
     return {name: row(block, slots[name]) for name, block in table.items()}
 
 
@@ -75,7 +69,6 @@ compiled_rows = jax.jit(rows, inline=True)  # outside of a program one, and not 
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:
-    """Returns the table with these blocks in the slot."""
     slots = by_block(slot, table)
     return {
         name: jax.tree.map(
@@ -93,17 +86,14 @@ def pack(leaf: jax.Array) -> jax.Array:
 
 
 def unpack(bits: jax.Array, exact: jax.Array) -> jax.Array:
-    """Returns the numbers of bfloat16 `bits`, in the dtype of `exact`."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
 def is_rounded(snapshots: str) -> bool:
-    """Whether the table has rounded versions."""
     return snapshots == "bfloat16"
 
 
 def row(table: Tree, i: Array) -> Tree:
-    """Returns row i of all leaves."""
     return jax.tree.map(lambda leaf: leaf[i], table)
 
 
@@ -111,8 +101,7 @@ def row(table: Tree, i: Array) -> Tree:
 def read_first(read: Callable[[Tree, Tree], Tree], table: Tree, i: Array) -> Tree:
     """Returns `read(table, i)`, read once for all uses; `i` are numbers of rows, from 0 on.
 
-    On a CPU a branch that is always taken reads it, as XLA drops barriers there before it decides
-    what to copy.
+    On a CPU, where XLA drops barriers, a branch that is always taken reads it.
     """
 
     def branch(table: Tree, i: Array) -> Tree:

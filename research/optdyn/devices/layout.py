@@ -1,13 +1,10 @@
-"""Real devices: one loop over events, laid over a mesh in one of several ways.
+"""Layouts of the loop `advance(state, examples, events, indices, n) -> (state, losses)` on devices.
 
-    jit         arrays carry their sharding and XLA places the collectives (today's pjit); examples
-                are whole on every device, since XLA's gather may read any of them
-    shard_map   each device runs the loop on its part; collectives are written over axis names
-    pmap        the same, with a leading axis of devices on every array
-    overlap     the loop is split where nodes exchange, which the hosts do (`overlap.py`)
-
-Each lays the same loop `advance(state, examples, events, indices, n) -> (state, losses)` over
-devices.
+jit         arrays carry their sharding and XLA places the collectives (today's pjit); examples
+            are whole on every device, since XLA's gather may read any of them
+shard_map   each device runs the loop on its part; collectives are written over axis names
+pmap        the same, with a leading axis of devices on every array
+overlap     the loop is split where nodes exchange, which the hosts do (`overlap.py`)
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +26,7 @@ Advance = Callable[..., tuple[Tree, Info]]  # (state, examples, events, indices,
 
 
 class DeviceError(InputError):
-    """Devices that are not there; the message is one line."""
+    pass
 
 
 class Layout(NamedTuple):
@@ -39,8 +36,8 @@ class Layout(NamedTuple):
     stay NumPy's); `get(state)` returns the whole state, on every process. `advance` donates the
     state. Where each device holds other examples, streamed, `put_rows(examples_of)` takes
     `examples_of(i)` for device i of `devices`; indices are then numbers among a device's examples.
-    `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
-    `init` makes the first state, where a device might not hold it whole.
+    `measure` takes what `advance` takes and times the workers, where they can be timed. `init`
+    makes the first state, where a device might not hold it whole.
     """
 
     advance: Advance
@@ -54,16 +51,12 @@ class Layout(NamedTuple):
 
 
 def one_device(advance: Advance) -> Layout:
-    """Returns the layout on the first device of this process."""
     put = partial(jax.tree.map, jnp.asarray)
     return Layout(jax.jit(advance, donate_argnums=0), put, put, lambda state: state)
 
 
 def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
-    """Returns the mesh of the first devices of all processes, in their order.
-
-    Raises `DeviceError` if there are fewer devices, or if a process would have none.
-    """
+    """Returns the mesh of the first devices of all processes. Raises `DeviceError`."""
     if np.prod(shape) > jax.device_count():
         raise DeviceError(
             f"{' x '.join(map(str, shape))} devices are asked for, there are {jax.device_count()} "
@@ -141,8 +134,7 @@ def part_axis(shape: Sequence[int], devices: int) -> int:
 def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool = False) -> Layout:
     """Returns the layout of an `advance` for one device, with collectives over the mesh's axes.
 
-    `state` and `indices` say how those are split. Events are whole on every device, and so are
-    examples unless they are `streamed`: then each device holds others.
+    Events are whole on every device, and so are examples unless they are `streamed`.
     """
 
     def on_device(*arguments: Tree) -> tuple[Tree, Info]:
@@ -187,8 +179,7 @@ def pmap(
 ) -> Layout:
     """Returns the layout of an `advance` for one device of `axis`, with an axis of local devices.
 
-    With `nodes` each device has a part of the state's first axis, and where they are `streamed` a
-    part of the examples.
+    With `nodes` each device has a part of the state's first axis; `streamed`: of the examples.
     """
     all_devices = jax.devices()[:devices]
     local = [device for device in all_devices if device.process_index == jax.process_index()]

@@ -29,18 +29,13 @@ from optdyn.devices.simulated import NodeStates, first_state, single_node
 
 
 class Running(NamedTuple):
-    """The nodes on their devices, and the messages under way."""
-
     nodes: NodeStates
     messages: Mapping[int, "Future[np.ndarray]"]  # by fragment, the sum over the nodes
     sent: int  # messages since the state was put there
 
 
 def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool) -> Layout:
-    """Returns the layout of the loop of `split_step.update` on one device, over `node` and `data`.
-
-    Raises `DeviceError` where a process has a part of a node, or more nodes than another.
-    """
+    """Returns the layout of the loop of `split_step.update`. Raises `DeviceError`."""
     local = local_nodes(mesh)
     everywhere, node = P(), P("node")
     split = P(None, mesh.axis_names)
@@ -102,7 +97,8 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
         nodes, under_way, turn = running.nodes, dict(running.messages), running.sent
         send, receive, waited = _schedule(events, split_step.fragments)
         events, indices, infos, start = put(events), put(indices, split), [], 0
-        for stop in _splits(send | receive, int(n)):
+        ends: list[int] = (1 + np.flatnonzero((send | receive)[:n].any(axis=1))).tolist()
+        for stop in ends if ends[-1:] == [n] else [*ends, int(n)]:  # after each meeting, and at n
             bounds = put(np.int32(start)), put(np.int32(stop - start))
             nodes, info = update(nodes, examples, events, indices, *bounds)
             infos.append((slice(start, stop), info))
@@ -149,12 +145,6 @@ def _schedule(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     plan = events.plan
     fields = map(np.asarray, (plan.send, plan.receive, plan.waited))
     return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in fields)
-
-
-def _splits(meets: np.ndarray, n: int) -> list[int]:
-    """Returns where the first n updates are split: after each meeting, and at the end."""
-    ends: list[int] = (1 + np.flatnonzero(meets[:n].any(axis=1))).tolist()
-    return ends if ends and ends[-1] == n else [*ends, n]
 
 
 def _mean_infos(infos: list[tuple[slice, Info]], events: int, nodes: list[np.ndarray]) -> Info:

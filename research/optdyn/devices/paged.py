@@ -1,13 +1,9 @@
 """Versions in the host's memory, where the device holds the newest and what an update reads.
 
-The rule is the same (`methods/asynchronous.py`), with a table of one slot, so it is exact. The
-loop leaves the compiled program at every update: the row that is read next is copied to the device
-while it computes, and the row before is copied back. A row that is read right after it was made is
-still on the device.
-
-No row is written while it is read, so rows are copied from where they lie: the row of update t is
-written when t is done, and then t + 1 is under way, which reads another slot or what is on the
-device.
+The rule has a table of one slot (`methods/asynchronous.py`), so it is exact. The row that is read
+next is copied to the device while that computes, and the row before is copied back. No row is
+written while it is read: the row of update t is written when t is done, and t + 1, which is then
+under way, reads another slot or what is on the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -111,10 +107,8 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         return Paged(table, jax.tree.map(np.int32, newest), device), info
 
     def put_state(state: SnapshotState) -> Paged:
-        table, newest = (
-            jax.tree.map(_aligned_copy, state.slots),
-            jax.tree.map(np.int32, state.newest),
-        )
+        table = jax.tree.map(_aligned_copy, state.slots)
+        newest = jax.tree.map(np.int32, state.newest)
         newest_rows = rows(table, by_block(newest, table))
         slots = jax.tree.map(lambda leaf: jnp.array(leaf)[None], newest_rows)
         zeros = jax.tree.map(lambda _: jnp.int32(0), newest)
@@ -133,7 +127,6 @@ def fetch_rows(table: Params, slots: Mapping[str, Array]) -> Params:
 
 
 def _aligned_copy(leaf: Array) -> np.ndarray:
-    """Returns a copy that can be written into, aligned to `ALIGNED`."""
     memory = np.empty(leaf.nbytes + ALIGNED, np.uint8)
     start = -memory.ctypes.data % ALIGNED
     copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)

@@ -1,12 +1,8 @@
 """All-reduce over the processes of a job by their hosts, while their devices compute.
 
 In a ring of P processes each sends one P-th of its array to the next and adds what it receives.
-After P - 1 rounds it has the sum of one part, which then goes around likewise: each sends
-2 (P - 1) / P of the array, and all have the same bits.
-
-Why sockets: XLA's all-reduce on the CPU blocks the program beside it, from a second thread too (two
-processes over a link of 50 Mb/s: 0.91 to 1.18 times the sum of both). MPI would have to start the
-processes, and makes progress only while it is called. Ray is 259 MB.
+After P - 1 rounds it has the sum of one part, which then goes around likewise. It has sockets, as
+XLA's all-reduce on the CPU blocks the program beside it, from a second thread too.
 """
 
 import os
@@ -79,10 +75,7 @@ def _bytes(part: np.ndarray) -> memoryview:
 
 
 def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
-    """Returns connections to the next process and from the one before, which know the job's key.
-
-    Raises `ProcessError` if they are not there in time.
-    """
+    """Returns connections to the next process and from the one before. Raises `ProcessError`."""
     fresh = np.frombuffer(secrets.token_bytes(32), np.uint8)
     key = np.asarray(multihost_utils.broadcast_one_to_all(fresh)).tobytes()
     with (

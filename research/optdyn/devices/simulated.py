@@ -10,8 +10,6 @@ from optdyn.core import Batch, Event, Info, Params, Rule, relative_spread
 
 
 class NodeStates(NamedTuple):
-    """The states of all nodes."""
-
     state: Tree  # leaves (nodes, ...)
 
     @property
@@ -25,16 +23,14 @@ class NodeStates(NamedTuple):
         return jax.vmap(lambda state: state.params)(self.state)
 
     def logged(self) -> dict[str, float]:
-        """Returns how far nodes are from their mean."""
         return {"node_distance": relative_spread(self.node_params)}
 
 
 def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule[NodeStates]:
     """Returns the rule on so many nodes of so many devices, each with its part of the batch.
 
-    Parts have one size and follow one another. The devices of a node hold the same state, so one a
-    node is kept. `rule.step` sees the axes `node` and `data`, and must leave states equal along
-    `data`.
+    The devices of a node hold the same state, so one a node is kept. `rule.step` sees the axes
+    `node` and `data`, and must leave states equal along `data`.
     """
     node_step = over_workers(rule, devices).step
 
@@ -80,10 +76,8 @@ def one_node(rule: Rule) -> Rule[NodeStates]:
 
 
 def first_state(nodes: NodeStates) -> Tree:
-    """Returns the state of the first node."""
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 
 
 def single_node(state: Tree) -> NodeStates:
-    """Returns the states of all nodes where there is one."""
     return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

@@ -1,1 +1,1 @@
-"""What a comparison of two ways of training must be: tuned, interior, judged on other seeds."""
+"""Comparisons of two ways of training: tuned, interior, judged on other seeds."""

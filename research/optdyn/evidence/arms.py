@@ -1,15 +1,8 @@
 """The search for the best setting of an arm, one side of a comparison.
 
-Each number of an arm, such as the learning rate, has a *ladder* of values without ends, and a
-setting is a rung on each ladder. The search tries the neighbouring rungs on each ladder and moves
-to the best; where all of them are worse it moves on two ladders at a time, since a higher momentum
-may only pay at a lower rate. It starts from two settings, and goes on from the better end. Settings
-within `NOISE` of the least cost are then run on more and more of the seeds that choose, half of
-them leaving each time, so that the winner is not merely the luckiest.
-
-The setting that it ends with is *interior*: no neighbour on one or two ladders is better. Its
-`range` on a ladder is from the lowest to the highest value that the seeds cannot distinguish from
-it; where that is wide, the ladder is flat, and the value alone means little.
+A setting is a rung on the *ladder* of each number, such as the learning rate. The search moves to
+the best neighbour on one ladder, or else on two, and is *interior* where no neighbour is better.
+Settings within `NOISE` of the least cost are then run on more and more seeds.
 """
 
 import math
@@ -73,8 +66,6 @@ class Tuned(NamedTuple):
 
 
 class Search(NamedTuple):
-    """An arm, its target, and its clocks."""
-
     study: Study
     arm: Arm
     target: float  # training loss
@@ -84,7 +75,7 @@ class Search(NamedTuple):
     def run(
         self, settings: Sequence[Rungs], seeds: Sequence[int], most: float
     ) -> list[list[Curve]]:
-        """Returns the curves of each setting, on the seeds."""
+        """Returns the curves by setting and seed."""
         points = [point(self.arm, rungs) for rungs in settings]
         configs = [self.arm.config.with_(values, seed=s) for values in points for s in seeds]
         curves = self.study.trials(
@@ -98,38 +89,33 @@ LARGEST = 0.999999  # momentum, of its rung and of all beyond
 
 
 def rates(i: int) -> float:
-    """Powers of 2."""
     return 2.0**i
 
 
 def counts(i: int) -> int:
-    """Powers of 2, of a period or a rank; 1 on all rungs below 0."""
+    """Returns 2^i, or 1 below rung 0."""
     return 2 ** max(i, 0)
 
 
 def momenta(i: int) -> float:
-    """0, 0.3, 0.6, 0.8, 0.9, 0.95, ..., 0.999999 and the same below 0."""
+    """Returns 0, 0.3, 0.6, 0.8, 0.9, 0.95, ..., 0.999999, and the negatives of these below 0."""
     size = 0.3 * abs(i) if abs(i) < 3 else 1 - 0.2 * 2.0 ** (3 - abs(i))
     return round(math.copysign(min(size, LARGEST), i), 6) if i else 0.0
 
 
 def not_negative(i: int) -> float:
-    """0, 0.3, 0.6, 0.8, ...; 0 on all rungs below 0."""
     return momenta(max(i, 0))
 
 
 def rung(ladder: Ladder, value: float) -> int:
-    """Returns the rung whose value is nearest, among the first fifty on either side.
-
-    Of several, as beyond the end of a ladder, it is the one nearest to rung 0.
-    """
+    """Returns the rung of the nearest value from -50 to 50; of equals the one nearest to 0."""
     return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
 def sgd(config: Config, step: float, momentum: float | None = None) -> Arm:
-    """Returns an arm of SGD that starts from this long-run step and momentum; None: the config's.
+    """Returns an arm of SGD that starts from a long-run step alpha / (1 - mu) and a momentum.
 
-    Steps are alpha / (1 - mu), since the best of those depends little on mu.
+    The best long-run step depends little on mu. Without `momentum` it is the config's.
     """
     ladders: dict[str, Ladder] = {STEP: rates}
     start = {STEP: round(math.log2(step))}
@@ -141,7 +127,7 @@ def sgd(config: Config, step: float, momentum: float | None = None) -> Arm:
 def point(arm: Arm, rungs: Sequence[int]) -> Point:
     """Returns the values of a setting, by key of the config.
 
-    Where an outer momentum has a ladder too, the long-run step is alpha over 1 - mu of both.
+    The long-run step is alpha over 1 - mu, and over 1 - mu of an outer momentum that has a ladder.
     """
     values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
     if STEP in values:
@@ -161,14 +147,12 @@ def tuned(
 ) -> Tuned:
     """Returns the setting of the least cost to a training loss of `target`, on the choosing seeds.
 
-    Trials are short at first: where none reaches the target, the search goes on from the setting of
-    the least loss with longer trials, up to the steps of the config. They end after `SLACK` times
-    the updates of the best so far. Where some settings take longer for an update than others, use
-    `ends` = 'seconds': the search then goes on with trials that end by those. With `near`, tuned by
-    updates to the same target at another batch or period, the search starts from there only, with
-    trials of `LONGER` times its updates.
+    Trials grow up to the steps of the config until one reaches the target, and then end after
+    `SLACK` times the updates of the best; with `ends` = 'seconds', after so many simulated seconds,
+    where settings have unequal seconds an update. The search starts from two settings, or from
+    `near`, tuned by updates to the same target at another batch or period.
 
-    Raises ValueError where trials should end by seconds and the cost is in updates.
+    Raises ValueError for `ends` = 'seconds' with costs in updates.
     """
     if (clock, ends) == ("updates", "seconds"):
         raise ValueError(f"clock = {clock!r}: must be 'seconds' or 'met' with ends = 'seconds'")
@@ -202,7 +186,6 @@ def tuned(
 
 
 def best_of(study: Study, arms: Mapping[Key, Arm], target: float) -> dict[Key, Tuned]:
-    """Returns `tuned` of each arm, by updates, several at a time."""
     found = study.map(lambda arm: tuned(study, arm, target), arms.values())
     return dict(zip(arms, found, strict=True))
 
@@ -220,7 +203,6 @@ def reported(
 
 
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
-    """A setting without a better neighbour, from `best` on by trials of `budget`; fills `costs`."""
     falls = 0
     for _ in range(MOVES):
         for tried in ([best], neighbours(best), diagonal_neighbours(best)):
@@ -244,7 +226,6 @@ def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float)
 def _add_costs(
     search: Search, settings: Iterable[Rungs], costs: dict[Rungs, Cost], budget: float
 ) -> None:
-    """Adds the costs of settings without one, on the first seeds that choose."""
     new = [rungs for rungs in settings if rungs not in costs]
     seeds = search.study.choose[:SEARCHED]
     for rungs, curves in zip(
@@ -254,7 +235,6 @@ def _add_costs(
 
 
 def _most(search: Search, costs: Mapping[Rungs, Cost], budget: float) -> float:
-    """The most that a trial may take: one that takes more is not the best."""
     took = (c.updates if search.ends == "updates" else c.time for c in costs.values())
     return min([budget, *(SLACK * amount for amount in took)])
 
@@ -262,10 +242,10 @@ def _most(search: Search, costs: Mapping[Rungs, Cost], budget: float) -> float:
 def _decided(
     search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float
 ) -> tuple[Rungs, dict[Rungs, Cost], dict[Rungs, list[float]]]:
-    """The best on all choosing seeds, all costs, and the times of the settings near the best.
+    """Returns the best on all choosing seeds, all costs, and the times of settings near the best.
 
-    Successive halving: the better half of the settings within `NOISE` of the least cost goes on to
-    twice the seeds. The winner's neighbours are tried too, until none of them is new.
+    Successive halving: the better half of the settings near the best goes on to twice the seeds. It
+    is repeated until the winner's neighbours all have costs.
     """
     seeds, times = search.study.choose, dict[Rungs, list[float]]()
     for _ in range(MOVES):
@@ -305,7 +285,6 @@ def _moved(rungs: Rungs, by: Mapping[int, int]) -> Rungs:
 
 
 def _cost(curves: Sequence[Curve], target: float, clock: str) -> Cost:
-    """Medians over the curves."""
     times = [to_loss(curve, target, clock) for curve in curves]
     updates = [to_loss(curve, target) for curve in curves]
     losses = [math.inf if c.status == "diverged" else c.losses[-1] for c in curves]
@@ -321,7 +300,6 @@ def _found(
     arm, best_times = search.arm, times.get(best, [costs[best].time])
 
     def over(rungs: Rungs) -> float:
-        """The cost of a setting over that of the best, on the seeds of both."""
         if rungs not in times:
             return costs[rungs].time / costs[best].time
         n = min(len(times[rungs]), len(best_times))

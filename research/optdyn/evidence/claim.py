@@ -31,12 +31,12 @@ class Verdict(NamedTuple):
 
 
 def below(found: Sequence[float], bound: float) -> str:
-    """Returns the word of a claim that an estimate, (value, low, high), is below a bound."""
+    """Returns the word of the claim that an estimate, (value, low, high), is below a bound."""
     _, low, high = found
     return "confirmed" if high < bound else "refuted" if low > bound else "open"
 
 
 def above(found: Sequence[float], bound: float) -> str:
-    """Returns the word of a claim that an estimate, (value, low, high), is above a bound."""
+    """Returns the word of the claim that an estimate, (value, low, high), is above a bound."""
     value, low, high = found
     return below((-value, -high, -low), -bound)

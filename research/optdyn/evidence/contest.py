@@ -1,12 +1,8 @@
 """A contest: on each network each arm chooses its batch and period, and so do its opponents.
 
-At one batch and period an update takes the same seconds whatever the step and the momentum. So
-these two are tuned once at a batch and period, by updates, and batch and period are then chosen for
-each network by its seconds (`chosen`): a curve of the loss over updates is converted to the seconds
-of any network (`timed`). Where a network changes the order of arrivals, trials run on it.
-
-The loss of nodes that train independently is that of their mean, and the seconds include the
-meeting that computes it (`Curve.met`), on all sides.
+Step and momentum are tuned once at a batch and period, by updates. Batch and period are chosen for
+each network by its seconds: the curve of one trial is converted to the seconds of any network,
+unless the order of arrivals differs there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +53,6 @@ class Contest(NamedTuple):
 
 
 class Side(NamedTuple):
-    """An entry, and the choices that are tuned so far."""
-
     entry: Entry
     cells: dict[Rungs, Tuned]
 
@@ -66,21 +60,18 @@ class Side(NamedTuple):
         return self.entry.arm.config.with_(values(self.entry, cell))
 
     def setting(self, cell: Rungs) -> Point:
-        """Returns a choice and the numbers tuned for it, by key of the config."""
         return {**values(self.entry, cell), **self.cells[cell].point}
 
 
 def values(entry: Entry, cell: Rungs) -> Point:
-    """Returns a choice, by key of the config."""
     return {key: steps[i] for (key, steps), i in zip(entry.ladders.items(), cell, strict=True)}
 
 
 def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs, list[float]]:
-    """Returns the seconds of the choosing seeds at each tuned choice, (cells of the ladders).
+    """Returns the choosing seeds' seconds at each tuned choice: the best one and its neighbours.
 
-    Among them are the cell of the least median and all of its neighbours. From the best of the
-    tuned cells the search goes to a better neighbour, or if there is none to one on a diagonal,
-    until none is better. A cell is tuned first, from the step and momentum of the cell before.
+    The search climbs from the best of the tuned choices. A new choice is tuned from the step and
+    momentum of the best.
     """
 
     def tune(cell: Rungs, near: Tuned | None = None) -> None:
@@ -146,29 +137,31 @@ def followed(config: Config, curve: Curve) -> Run:
 
 
 def same_order(one: Timeline, other: Timeline) -> bool:
-    """Whether timelines differ in their seconds only."""
+    """Returns whether the timelines differ only in their seconds."""
     leaves = [jax.tree.leaves(line._replace(seconds=np.zeros(0))) for line in (one, other)]
     return all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
 
 
 def measure(study: Study, contest: Contest) -> dict[str, Any]:
-    """Returns each entry on each network over the best opponent there, and over the usual one.
+    """Returns each entry's seconds on each network over the best and over the default opponent's.
 
-    The usual opponent is the first one at its first choice. Opponents run on nodes of as many
-    devices as the entry has. All choices are by the choosing seeds. The record is in JSON.
+    The default opponent is the first one at its first choice. Opponents run on nodes of as many
+    devices as the entry has. All choices are made on the choosing seeds. The record is in JSON.
     """
     target = contest.losses[-1]
     opponents = {name: Side(entry, {}) for name, entry in contest.opponents.items()}
     first = next(iter(opponents.values()))
 
-    def seconds_to_loss(side: Side, cell: Rungs, place: Place) -> Times:
-        curves = timed(study, side.entry, side.setting(cell), place, target, study.report)
+    def reported(side: Side, cell: Rungs, place: Place) -> list[Curve]:
+        return timed(study, side.entry, side.setting(cell), place, target, study.report)
+
+    def seconds_to_loss(curves: Sequence[Curve]) -> Times:
         return {str(x): [_short(to_loss(c, x, "met")) for c in curves] for x in contest.losses}
 
     def entry_summary(name: str, side: Side, place: Place) -> dict[str, Any]:
         times = chosen(study, side, place, target)
         cell = least(times)
-        found = side.cells[cell]
+        found, curves = side.cells[cell], reported(side, cell, place)
         return {
             "arm": name,
             "chosen": values(side.entry, cell),
@@ -180,18 +173,14 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
                 for other in sorted(times)
             ],
             "cost": float(np.median(times[cell])),
-            "seconds": seconds_to_loss(side, cell, place),
-            "open": left_open(
-                timed(study, side.entry, side.setting(cell), place, target, study.report),
-                target,
-                "met",
-            ),
+            "seconds": seconds_to_loss(curves),
+            "open": left_open(curves, target, "met"),
         }
 
     def against(place: Place) -> dict[str, Any]:
         summaries = [entry_summary(name, side, place) for name, side in opponents.items()]
         best = min(summaries, key=lambda summary: float(summary["cost"]))
-        default = seconds_to_loss(first, first.entry.start, place)
+        default = seconds_to_loss(reported(first, first.entry.start, place))
         return {"usual": default, "best": best["arm"], "every": summaries}
 
     def row(name: str, entry: Entry) -> dict[str, Any]:
@@ -227,12 +216,11 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
 
 
 def best_of(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the best opponent of a place."""
     return next(one for one in others["every"] if one["arm"] == others["best"])
 
 
 def words(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[str, float]]]:
-    """Returns the word and the p-value of each arm by network, corrected for their number."""
+    """Returns the word and the corrected p-value of each arm, by network."""
     last = str(result["losses"][-1])
     cells = [(network, row) for row in result["rows"] for network in row["networks"]]
     corrected = holm([row["networks"][network]["chance"] for network, row in cells])
@@ -246,7 +234,7 @@ def words(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[str, float]]]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Returns Markdown tables: the opponents, then each arm over the usual and the best one."""
+    """Returns Markdown tables: the opponents, then each arm over the default and the best one."""
     result = nulls_to_inf(result)
     last, words_of = str(result["losses"][-1]), words(result)
     lines = ["| network | nodes | opponent | chosen | over the usual opponent | best |"]
@@ -286,7 +274,6 @@ def nulls_to_inf(value: Any) -> Any:
 
 
 def cell_exists(entry: Entry, cell: Rungs, known: Mapping[Rungs, Any]) -> bool:
-    """Whether the ladders have the cell, and it is new."""
     on = all(0 <= i < len(steps) for steps, i in zip(entry.ladders.values(), cell, strict=True))
     return on and cell not in known
 
@@ -300,7 +287,7 @@ def _shape(place: Place) -> str:
 
 
 def _times(summary: Mapping[str, Any], study: Study) -> list[list[float]]:
-    """(cells, seeds that choose) seconds of the cells that were tried."""
+    """Returns seconds, (tried cells, seeds that choose)."""
     return [row[-len(study.choose) :] for row in summary["tried"]]
 
 

@@ -1,13 +1,11 @@
 """When a training loss first is at most a target, from the log points of a run.
 
     high     the first log point with such a loss
-    value    between the log point before it and `high`, where the loss would be at the target
-    low      that log point before; earlier where the loss goes up and down
+    value    interpolated between the log point before it and `high`
+    low      that log point before, or earlier where the loss goes up and down
 
-A log point lies off the middle of the two beside it by some factor, and between log points the loss
-may be as far off its course, as it is where nodes meet. So `low` is not later than where the loss
-would be at the target times the median of these factors. Where log points are one update apart all
-three are one.
+`low` is not later than the interpolated crossing of the target times a factor, the median distance
+in ratio of a log point from the middle of its two neighbours.
 """
 
 import math
@@ -30,8 +28,7 @@ def crossing(
 ) -> Crossing:
     """Returns the crossing by each of the clocks, (log points, clocks), of which updates is first.
 
-    Between two log points the loss is taken to fall linearly, or exponentially. A target of NaN is
-    never reached.
+    The loss falls linearly, or exponentially, between log points. NaN is never reached.
     """
     lowest = np.minimum.accumulate(losses)
     place = _first(lowest, target)
@@ -69,6 +66,5 @@ def _first(lowest: np.ndarray, loss: float) -> int:
 
 
 def _off_course(losses: np.ndarray) -> float:
-    """Median distance of a log point from the middle of the two beside it."""
     finite = losses[np.isfinite(losses)]
     return float(np.median(np.abs(np.diff(finite, 2))) / 2) if len(finite) > 2 else 0.0

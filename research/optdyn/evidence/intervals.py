@@ -1,8 +1,4 @@
-"""Ratios of two ways of training, each with an interval.
-
-Where many ratios are judged at once some intervals exclude 1 by chance alone. `holm` corrects for
-that: if all ratios are 1, any corrected chance is below 0.05 in at most 5 % of studies.
-"""
+"""Ratios of two ways of training with 95 % intervals, and p-values corrected for their number."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,10 +18,9 @@ def ratio(
 ) -> tuple[float, float, float]:
     """Returns (median of a / median of b, low, high), a 95 % interval; both of the same seeds.
 
-    Seeds are drawn again in pairs. A run that missed is infinite, and so the ratio may be infinite
-    or, where both are, NaN; such a draw counts as the least at the lower end, and as the most at
-    the upper one. Of crossings the lower end is that of a's lows over b's highs, and the upper end
-    that of a's highs over b's lows.
+    Seeds are drawn again in pairs. A run that missed is infinite; a draw in which both medians are
+    counts as the least at the lower end and as the most at the upper one. With crossings the ends
+    are those of a's lows over b's highs, and of a's highs over b's lows.
     """
     one, other = (x if isinstance(x, Crossing) else Crossing(x, x, x) for x in (a, b))
     low = _ends(_drawn(one.low, other.high, DRAWS), 0.0)[0]
@@ -36,13 +31,11 @@ def ratio(
 def ratio_at_best(
     a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any
 ) -> tuple[float, float, float]:
-    """Returns `ratio`, with an interval that includes the choice of the settings by chance.
+    """Returns the ratio of the best settings, with an interval that allows for their choice.
 
-    `a_tried`, (settings, seeds that choose), are the times of all that may be the best of a, of
-    which the least median was chosen; `b_tried` those of b, on the same seeds. In every draw these
-    seeds are drawn again too. What is chosen then is worse than what was chosen by some factor, and
-    so may be what was chosen than the best: the factors of both sides are taken off. The interval
-    is of the best settings' ratio.
+    `a_tried` and `b_tried`, (settings, seeds that choose), are the times of which the least median
+    was chosen. These seeds are drawn again too: by the factor that the choice of a draw is worse
+    than the actual one, that one may be worse than the best.
     """
     ratios = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
     return ratio(a, b)[0], *_ends(ratios, 0.0)
@@ -51,8 +44,8 @@ def ratio_at_best(
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
     """Returns the two-sided p-value of a ratio of 1.
 
-    It is twice the share of draws of `ratio` that lie on the other side of 1, or at 1. A draw that
-    is NaN lies on both sides, and one draw that does is added, so that no chance is 0.
+    It is twice the share of draws of `ratio` on the other side of 1, or at 1. NaN counts on both
+    sides, and one is added, so that no p-value is 0.
     """
     ratios = _drawn(a, b, CHANCES)
     beyond = min((~(ratios > 1)).sum(), (~(ratios < 1)).sum())
@@ -60,20 +53,14 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
-    """Returns (figure of all seeds, low, high), a 95 % interval, of a figure of indices of seeds.
-
-    The interval is that of the figures of seeds that are drawn with replacement.
-    """
+    """Returns (`figure` of all indices of seeds, low, high), the 95 % bootstrap interval."""
     drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
     figures = np.array([figure(indices) for indices in drawn])
     return float(figure(np.arange(seeds))), *_ends(figures)
 
 
 def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
-    """Returns the geometric mean over cells of median of a / median of b, and its interval.
-
-    Both are (cells, seeds), with the same seeds in all of them.
-    """
+    """Returns the geometric mean of median a / median b, (cells, seeds), and its interval."""
     above, below = np.asarray(a, float), np.asarray(b, float)
 
     def figure(seeds: np.ndarray) -> float:
@@ -85,10 +72,7 @@ def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm, Scand. J. Statist. 6, 1979).
-
-    The least of n is multiplied by n, the next by n - 1, and none may be below one before it.
-    """
+    """Returns p-values corrected for their number (Holm, Scand. J. Statist. 6, 1979)."""
     values = np.asarray(chances, float)
     order = np.argsort(values)
     found = np.empty(len(values))
@@ -102,20 +86,20 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def shown(found: Sequence[float], digits: int = 3) -> str:
-    """`1.71 [1.20, 2.13]`; `1.71` where there is no interval."""
+    """Returns `1.71 [1.20, 2.13]`, or `1.71` where there is no interval."""
     value, low, high = (f"{x:.{digits}g}" for x in found)
     return value if low == high == "nan" else f"{value} [{low}, {high}]"
 
 
 def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:
-    """(draws,) ratios of medians, of seeds drawn in pairs with replacement, the same every time."""
+    """Returns (draws,) ratios of medians, of seeds drawn in pairs, the same at each call."""
     above, below = np.asarray(a, float), np.asarray(b, float)
     drawn = np.random.default_rng(0).integers(len(above), size=(draws, len(above)))
     return _over(np.median(above[drawn], axis=1), np.median(below[drawn], axis=1))
 
 
 def _worse(tried: Any) -> np.ndarray:
-    """(DRAWS,) medians of the settings chosen on redrawn seeds, over that of the chosen one."""
+    """Returns (DRAWS,) medians of the settings chosen on redrawn seeds, over the chosen one's."""
     times = np.asarray(tried, float)
     drawn = np.random.default_rng(1).integers(times.shape[1], size=(DRAWS, times.shape[1]))
     medians = np.median(times, axis=1)
@@ -129,10 +113,9 @@ def _over(above: Any, below: Any) -> np.ndarray:
 
 
 def ends(drawn: np.ndarray, least: float = -np.inf) -> np.ndarray:
-    """(2, ...): the 2.5th and 97.5th percentile along the first axis; they may be infinite.
+    """Returns (2, ...), the 2.5th and 97.5th percentile along the first axis; they may be infinite.
 
-    A NaN, as the ratio of two updates that are both infinite, may be anything: it counts as the
-    `least` there can be at the lower end, and as the most at the upper one.
+    NaN counts as `least` at the lower end, and as the most at the upper one.
     """
     known = (np.where(np.isnan(drawn), nan, drawn) for nan in (least, np.inf))
     quantiles = zip(known, (0.025, 0.975), strict=True)

@@ -1,9 +1,7 @@
-"""The lock file of claims: what a verdict depends on, and whether it has changed since the run.
+"""The lock file of claims, `claims.lock`: the rule and the files of each claim, to be committed.
 
-A folder of claims has a lock file, `claims.lock`, with the rule and the files of each claim. It is
-written before the claim is first measured, to be committed with the claim. Another rule or file
-later is a *deviation*, and so is a claim that is gone. It is listed beside the verdict, and the
-lock file stays as it is: a rule that is rewritten is a new claim.
+It is written before a claim is first measured and never changed. Another rule or file later is a
+*deviation*, and so is a claim that is gone.
 """
 
 import ast
@@ -26,13 +24,12 @@ def blobs(module: ModuleType, ours: bool = True) -> dict[str, str]:
     """Returns git's hashes of the files that a claim depends on, by module.
 
     They are its file, the user's files that it imports and, with `ours`, those of this package that
-    judge. `git cat-file -p BLOB` shows a committed one.
+    judge.
     """
     return {other.__name__: blob(path) for other, path in _sources(module, ours)}
 
 
 def blob(file: Path) -> str:
-    """Returns what `git hash-object FILE` prints."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
@@ -67,7 +64,7 @@ def deviations(locked: Json, now: Json) -> dict[str, list[str]]:
             lines.append(f"the rule has changed {since}; it was {before['rule']!r}")
         for file in sorted(old.keys() | new.keys()):
             if old.get(file) != new.get(file):
-                change = "has changed" if file in old and file in new else "is new"
+                change = "has changed" if file in old else "is new"
                 change = change if file in new else "is gone"
                 lines.append(f"the module {file} {change} {since}")
         if lines:
@@ -80,7 +77,6 @@ def _entry(module: ModuleType) -> Json:
 
 
 def _sources(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]]:
-    """The modules that one depends on and their files, itself first."""
     left, seen = [module], set[str]()
     while left:
         one = left.pop()
@@ -96,7 +92,6 @@ def _sources(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]
 
 
 def _imports_of(content: bytes, package: str) -> set[str]:
-    """Names of what a module of a package imports, wherever, and of the packages of these."""
     found = set[str]()
     try:
         tree = ast.parse(content)

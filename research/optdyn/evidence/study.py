@@ -1,7 +1,6 @@
 """Trials in processes, one on a core, and their results on disk: no trial is run twice.
 
 A trial is a line of `trials.jsonl` as soon as it ends, another measurement one of `measured.jsonl`.
-A study that was killed goes on from there when it is run again.
 """
 
 import hashlib
@@ -27,8 +26,6 @@ ARMS = 16  # tuned at a time: each waits for its trials
 
 
 class Job(NamedTuple):
-    """The arguments of `trial`."""
-
     config: Config
     target: float = -math.inf
     most: float = math.inf
@@ -38,7 +35,7 @@ class Job(NamedTuple):
 class Study:
     """Trials and measurements of one workdir; a context manager that ends its processes.
 
-    `choose` are the seeds that settings are chosen on, `report` the others, for figures.
+    `choose` are the seeds on which settings are chosen, `report` the others, for figures.
     """
 
     def __init__(
@@ -89,7 +86,6 @@ class Study:
         return self._measured.at(name)["value"]
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-        """Returns `function` of each item, several at a time, so that processes are never idle."""
         with ThreadPoolExecutor(ARMS) as threads:
             return list(threads.map(function, *items))
 
@@ -102,7 +98,6 @@ class Study:
         end_line()
 
     def _tell(self, asked: int = 0, ran: int = 0) -> None:
-        """Shows how many trials have run and how many wait."""
         with self._lock:
             self._ran += ran
             self._waiting += asked - ran
@@ -110,7 +105,6 @@ class Study:
                 self._line.show(self._ran, f"{self._waiting} more asked for")
 
     def _known(self, key: str, job: Job) -> bool:
-        """Whether the trial on disk has all of the job's curve."""
         line = self._trials.at(key)
         if line is None or lookup.changed_files(line.get("code"), job.config.code):
             return False
@@ -145,12 +139,10 @@ class Lines:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     return len(affinity())
 
 
 def affinity() -> list[int]:
-    """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -166,7 +158,6 @@ def pool_on_cores(processes: int) -> ProcessPoolExecutor:
 
 
 def bind_to_core(numbers: Any) -> None:
-    """Binds this process to a core, as threads that share cores are slow; ends with its parent."""
     Thread(target=_end_with_parent, daemon=True).start()
     core = numbers.get()
     if hasattr(os, "sched_setaffinity"):
@@ -174,7 +165,6 @@ def bind_to_core(numbers: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process with its parent, for whose work it would wait for ever."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
@@ -182,7 +172,6 @@ def _end_with_parent() -> None:
 
 
 def _with_code(job: Job) -> Job:
-    """The job with the fingerprint of the user's present code, for the process that runs it."""
     if not (code := lookup.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))

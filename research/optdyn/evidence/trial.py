@@ -1,8 +1,7 @@
 """One run of a config until its training loss is low enough, and its curve on the way there.
 
-A trial trains as `trainer.train` does, to the same floats, without a workdir. Its log points are
-geometric, so that a crossing is known equally well early and late in training: to 8 % where the
-loss falls (`left_open`). Intervals of claims are of the crossings' values.
+A trial trains to the same floats as `trainer.train`, without a workdir. Its log points are
+geometric, so that a crossing is known to 8 % early and late in training.
 """
 
 import math
@@ -61,11 +60,10 @@ def trial(
 ) -> Curve:
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
 
-    The loss is computed at geometric log points, of which `first` is the first. A trial also ends
-    when more than `most` of the clock have passed, 'updates' or simulated 'seconds'. With
-    `config.probes.mean` the loss is that of the nodes' mean, and the seconds `met` include the
-    `meeting` that computes it. Raises what `trainer.prepare` raises, and `ConfigError` for a config
-    of real devices.
+    The first log point is `first`. A trial also ends when more than `most` of the clock have
+    passed, 'updates' or simulated 'seconds'. With `config.probes.mean` the loss is that of the
+    nodes' mean, and the seconds `met` include the `meeting` that computes it. Raises what
+    `trainer.prepare` raises, and `ConfigError` for a config of real devices.
     """
     on_host = config.methods.get("snapshots", "") == "host"
     api, expected = config.parallel.api, "must be '' in a trial, on one device"
@@ -90,8 +88,6 @@ def trial(
 
 @dataclass
 class _LossHook(Hook):
-    """Keeps the training losses of log points, and ends the trial at one that decides it."""
-
     target: float
     most: float
     clock: str
@@ -122,7 +118,7 @@ class _Determined(NamedTuple):
 def timeline_of(config: Config, **known: Any) -> Timeline:
     """Returns `Config.timeline`, cached for all learning rates and momenta, which no clock reads.
 
-    Searches try dozens of those with the same seeds. The arrays are shared and read-only.
+    The arrays are shared and read-only.
     """
     if known.get("epochs") or any(lookup.user_names(config)):
         return config.timeline(**known)
@@ -148,7 +144,6 @@ def _drawn(config: Config, arguments: _Determined) -> Timeline:
 
 
 def _logged(config: Config, target: float, most: float, clock: str) -> Curve:
-    """`trial` with the log points of `config.log_every`; the run goes on to its end."""
     chosen = config
     if clock == "updates":
         optimizer = config.optimizer  # whose schedule spans the whole run
@@ -187,16 +182,13 @@ def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
 def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
     """Returns the updates or simulated seconds until the training loss first is at most `loss`.
 
-    The loss is taken to fall exponentially between two log points; infinite if it is never reached.
+    The loss falls exponentially between two log points. Infinite if it is never reached.
     """
     return float(between([curve], loss, clock).value[0])
 
 
 def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
-    """Returns the least and the most crossing that log points allow, over `to_loss`; medians.
-
-    1 where the loss is missed, or reached at the start.
-    """
+    """Returns the median least and most crossing over `to_loss`; 1 where that is 0 or infinite."""
     low, value, high = between(curves, loss, clock)
     known = np.isinf(value) | (value == 0)
     ends = [np.where(known, 1.0, end / np.where(known, 1.0, value)) for end in (low, high)]
@@ -204,7 +196,6 @@ def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> l
 
 
 def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:
-    """Returns the crossings of the curves: `to_loss`, and the ends that log points allow."""
     found = []
     for curve in curves:
         clocks = np.array([curve.updates, getattr(curve, clock)], float).T
@@ -214,7 +205,6 @@ def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Cro
 
 
 def _log_points(first: int, steps: int) -> list[int]:
-    """Geometric; where a timeline depends on the log, ends of epochs are stops, too."""
     points, point = list[int](), first
     while point < steps:
         points.append(point)
@@ -231,8 +221,7 @@ def _row(run: Run, step: int, loss: float) -> Json:
 def meeting(run: Run, step: int) -> float:
     """Returns the seconds of an all-reduce that gives all nodes the mean of their parameters.
 
-    0 if the loss is not that of a mean, and if all nodes have just met, with all others and with
-    their latest parameters.
+    0 if the loss is not that of a mean, or if all nodes have just met with their latest parameters.
     """
     if not (run.config.probes.mean and step):
         return 0.0
@@ -245,8 +234,6 @@ def meeting(run: Run, step: int) -> float:
 
 @lru_cache(maxsize=64)
 def _mean_loss(compiled: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
-    """A function from a state and examples to their mean loss, compiled."""
-
     @jax.jit
     def total(state: Tree, examples: Examples) -> jax.Array:
         if mean_of_nodes:

@@ -5,10 +5,8 @@
     theta <- theta - eta V(G)
     w_i   <- theta,  theta_read <- theta
 
-Workers and their clock are those of `workers.py`. Members differ in when theta moves:
-
-    async_local_sgd   with each message; its worker waits for the answer. V is one of three servers
-    decoupled         when the messages of K learners are there; nobody waits
+Workers and their clock are those of `workers.py`. In `async_local_sgd` theta moves with each
+message, in `decoupled` when the messages of K learners are there.
 """
 
 import math
@@ -70,17 +68,13 @@ class ServerState(NamedTuple):
 
 
 def weighted(message: Params, c: StepNumbers) -> Params:
-    """Returns the message G times its `weight`, if it has one."""
     if "weight" not in c:
         return message
     return jax.tree.map(lambda g: (c["weight"] * g).astype(g.dtype), message)
 
 
 def delayed_nesterov(G: Params, state: ServerState, c: StepNumbers) -> tuple[Params, ServerState]:
-    """Returns the step of delayed Nesterov momentum (`AsyncLocalSGD`).
-
-    At a `turn` the momentum moves; `momentum_part` of b m is in V.
-    """
+    """Returns delayed Nesterov's step (`AsyncLocalSGD`), with `momentum_part` of b m in V."""
     G, b, n, turn, part = weighted(G, c), c["decay"], c["delay"], c["turn"], c["momentum_part"]
     total = jax.tree.map(jnp.add, state.gathered, G)
     m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
@@ -105,8 +99,7 @@ def turn_to_momentum(message: Params, momentum: Params, aligned: Array, strength
         D <- D - b c |D| m/|m|                             c < 0,           b = min(-k c f, 1)
         f  = |D| / (|D| + |m|)                             the confidence
 
-    `aligned` is c_ok, `strength` k. Turning keeps the length of D. A D against m loses a part of
-    its component along m. With c_ok = -1, and where m is 0, D stays as it is.
+    `aligned` is c_ok, `strength` k. With c_ok = -1, and where m is 0, D stays as it is.
     """
 
     def one(d: jax.Array, m: jax.Array) -> jax.Array:
@@ -149,7 +142,6 @@ class AsyncLocalSGDState(NamedTuple):
         return self._replace(params=params, workers=workers, read=read)
 
     def read_slot(self, worker: int) -> tuple[Params, Tree]:
-        """Returns theta and the optimizer's state of a worker that has just read."""
         return row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
@@ -200,10 +192,9 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
         N-th:  m <- b m + Delta / N,  theta <- theta - eta ((1 - c N + c) b m + G / N),  Delta <- 0
         else:                         theta <- theta - eta (c b m + G / N)
 
-    A momentum that moves with every stale G is worse than none, so it waits for N of them; N = 1 is
-    Nesterov's. The N-th is counted over the exchanges of all workers. A worker of speed v_i takes
-    H_i = H v_i / max v local steps, rounded down and at least one, so that slow workers are not the
-    stalest: the paper's dynamic local updates.
+    The N-th is counted over the exchanges of all workers; N = 1 is Nesterov's momentum. A worker of
+    speed v_i takes H_i = H v_i / max v local steps, rounded down and at least one: the paper's
+    dynamic local updates.
 
     Two other servers are Adam and HeLoCo's (`turn_to_momentum`). With any of them late messages may
     count less, as in CGAD; tau is how often theta was updated since it was read:
@@ -293,7 +284,6 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
 
     @property
     def delay(self) -> int:
-        """N, exchanges from one step of the momentum to the next."""
         return self.momentum_delay or self.groups
 
     def momentum_due(self, exchange: Array, count: Array) -> dict[str, Array]:
@@ -335,20 +325,19 @@ def syncer_rounds(
     """Returns what learners exchange at their local steps, and the merges that follow.
 
     A learner sends fragment p of P after its first p H / P local steps, rounded down, and then
-    after every H. `grace` seconds after messages of K learners are there the syncer merges all that
-    have arrived by then, and sends Theta back to these learners. A learner takes it over at the end
-    of a local step, at least `delay` of its steps, and at least one, after it had sent.
+    after every H = `period`. `grace` seconds after messages of K = `quorum` learners (0: all) are
+    there the syncer merges all that have arrived, and sends Theta back to these learners. A learner
+    takes it over at the end of a local step, at least `delay` of its steps, and at least one, after
+    it had sent.
 
     A learner's newer message replaces its older one when it arrives, and is dropped if the older
     has been merged by then, as both began at the same Theta. A learner has at most one message in
     transit, and gives it up when it takes Theta over. It sends none while Theta is back and not
-    taken over, nor in the step that takes it over: the message would be empty, and yet count for
-    the quorum. A merge belongs to the last local step before it; after the last step of all there
-    are none.
+    taken over, nor in the step that takes it over: an empty message would count for the quorum. A
+    merge belongs to the last local step before it.
 
     `worker`, (steps,): the learner of each local step; `seconds`, (steps,): when it is done.
-    `message`, (learners, P): seconds of a message, in either direction. `period` is H, in local
-    steps; `quorum` is K, 0: all learners.
+    `message`, (learners, P): seconds of a message, in either direction.
     """
     learners, fragments = message.shape
     arrivals = list(zip(worker.tolist(), seconds.tolist(), strict=True))
@@ -429,10 +418,7 @@ def _rounds_of_fragment(
 
 
 def ages(worker: np.ndarray, rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
-    """Returns local steps since a learner last took a merge over, and merges it has not seen.
-
-    Both are (steps, P).
-    """
+    """Returns local steps since a learner's last receipt, and merges not seen since, (steps, P)."""
     order = np.argsort(worker, kind="stable")  # a learner's steps are together, in order
     index, ordered = np.arange(len(worker))[:, None], worker[order]
     begin = np.searchsorted(ordered, ordered)[:, None]  # index of the learner's first step
@@ -442,7 +428,6 @@ def ages(worker: np.ndarray, rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
         return np.maximum(np.maximum.accumulate(np.where(flags[order], index, -1)), begin - 1)
 
     def value(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Returns the values at those indices, and 0 before a learner begins."""
         return np.where(at >= begin, np.take_along_axis(values, np.maximum(at, 0), axis=0), 0)
 
     received = latest(rounds.receive)
@@ -503,7 +488,6 @@ def decoupled(
         )
 
     def where_fragments(flags: Array, tree: Tree, other: Tree) -> Tree:
-        """Returns the fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
         return join_fragments(list(map(where, flags, parts(tree), parts(other))))
 
     def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
@@ -521,7 +505,6 @@ def decoupled(
         return after, {"loss": loss, "sent_bytes": 2 * c["part"] * size(x)}
 
     def merge(c: StepNumbers, state: DecoupledState) -> DecoupledState:
-        """Returns the state after the merges that follow a local step."""
         before = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
         after = [
             lax.fori_loop(0, c["merges"][p], partial(merge_fragment, c, state, p), fragment)
@@ -559,11 +542,8 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
     Theta_m is what learner m took over last; tokens_m and steps_m count from then. All batches have
     one size here, so w_m is steps_m. M are the learners whose messages have arrived by a merge, at
     least K of them (`syncer_rounds`). They train on meanwhile, and lose what they did between
-    sending and receipt. This holds for each fragment of the parameters; fragments are sent H / P
-    steps apart.
-
-    With K = all, no grace, equal speeds and prompt messages it is streaming DiLoCo with a delay of
-    one update. A learner that is away keeps its parameters and loses the local step that it was at.
+    sending and receipt. Fragments are sent H / P steps apart. A learner that is away keeps its
+    parameters and loses the local step that it was at.
     """
 
     quorum: int = field(0, "K, least number of learners in a merge; 0: all.", at_least=0)
@@ -583,10 +563,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         return decoupled(gradient, update, self.groups, self.fragments)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the learners' local steps, none of which waits for a message (`syncer_rounds`).
-
-        The staleness is the number of merges not seen, of the fragment that lags most.
-        """
+        """Returns the learners' local steps, with the staleness of the fragment that lags most."""
         setup, trace, count = inputs.setup, inputs.trace, self.groups
         shares = np.array(fragment_bytes(inputs._replace(update_bytes=1), self.fragments))
         stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
@@ -627,5 +604,4 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         return line._replace(plan=plan, staleness=late.max(axis=1))
 
     def exchanged(self, plan: WorkerStep) -> np.ndarray:
-        """Returns the share of parameters in fragments that are sent or received, (steps,)."""
         return np.asarray(plan.numbers["part"])

@@ -2,15 +2,10 @@
 
     x_{t+1} = x_t - alpha grad f(x_{r(t)})      r(t): the version that the arriving group had read
 
-Groups take gradients at the version that they read last, deliver them, and read again; they do not
-wait for one another. Versions that are still to be read lie in a table (`core/snapshots.py`). The
-clock (`clock/arrivals.py`) draws a time for each gradient, sorts the arrivals, and so decides which
-version is read when, and the staleness t - r(t). Members differ in what an arrival does to x_t and
-in the clock's policy:
-
-    asynchronous   each gradient is applied
-    ringmaster     each but those that are too old
-    ringleader     the mean of a table with a gradient of each group
+Versions that are still to be read lie in a table (`core/snapshots.py`). The clock
+(`clock/arrivals.py`) draws a time for each gradient, sorts the arrivals, and so decides which
+version is read when, and the staleness t - r(t). Methods differ in what an arrival does to x_t and
+in the clock's policy.
 """
 
 import math
@@ -81,7 +76,7 @@ class Grouped(Reads):
 
     @property
     def policy(self) -> Policy:
-        """Which groups wait, and which gradients are dropped."""
+        """The policy by which groups wait and gradients are dropped."""
         return Policy()
 
     def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
@@ -91,10 +86,7 @@ class Grouped(Reads):
         return self.timeline(inputs, methods)
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
-        """Returns the timeline of groups that send all blocks at once (`compute_groups`).
-
-        `changes` replace arguments of `compute_groups`.
-        """
+        """Returns the timeline of `compute_groups`, with these `changes` of its arguments."""
         setup = inputs.setup
         arguments: dict[str, Any] = {
             "groups": self.groups,
@@ -135,7 +127,6 @@ def divides(groups: int, setup: Setup, methods: MethodStack) -> Join:
 
 
 def in_host_memory(setup: Setup, methods: MethodStack) -> Iterator[Join]:
-    """Yields what versions in the host's memory need."""
     key = "method.snapshots"
     several = methods.mix or not methods.read or not methods.read.single
     reason = f"excludes config.method.name = {methods.name!r}; 'bfloat16' halves any table"
@@ -169,13 +160,10 @@ def asynchronous(
     """Returns the rule over a table of `slots` versions of the stale blocks, all x_0 at the start.
 
     `event.plan` is an `Arrival`; with `servers`, the number of each block's server, its slots are
-    (servers,). Slots are read before one is written (`snapshots.read_first`), so XLA updates the
-    table in place: a step costs a synchronous one plus a copy of the stale blocks. Versions are
-    exact, x_t among them, or `rounded` to bfloat16, with x_t exact beside them. A `compression` of
-    the groups' messages needs at least as many slots as groups.
-
-    `init` raises ConfigError if the parameters are no dict of blocks, and ValueError if a name in
-    `fresh` is not one of its keys.
+    (servers,). Slots are read before one is written (`snapshots.read_first`), so that XLA updates
+    the table in place. Versions are exact, x_t among them, or `rounded` to bfloat16, with x_t exact
+    beside them. A `compression` needs at least as many slots as groups. `init` raises ConfigError
+    if the parameters are no dict of blocks, ValueError if a name in `fresh` is not one of its keys.
     """
 
     def init(params: Params) -> SnapshotState:
@@ -227,14 +215,12 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
 
     The workers of a group take one gradient together; the groups do not wait for one another. Fresh
-    blocks are those that one server both keeps and computes, so that nobody holds an old copy: the
-    merged fully-connected servers of 1606.04487. By default there are none.
+    blocks, by default none, are those that one server both keeps and computes: the merged
+    fully-connected servers of 1606.04487.
 
     With a `compression` C group i sends C(g + e_i) for a gradient g, and keeps what that leaves
-    out, e_i <- g + e_i - C(g + e_i), for its next message.
-
-    Where the gradient is local (`local.py`) each block has a server and an order of arrivals, so
-    that r(t), and the implicit momentum with it, differ by block.
+    out, e_i <- g + e_i - C(g + e_i). Where the gradient is local (`local.py`) each block has a
+    server and an order of arrivals.
     """
 
     staleness_bound: int = field(
@@ -250,22 +236,20 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
 
     @property
     def policy(self) -> Policy:
-        """A bound on how far a group may be ahead."""
         return Policy(bound=self.staleness_bound if self.staleness_bound >= 0 else math.inf)
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
         changes = {"merged": bool(self.fresh)} | changes
-        if (compression := self.compressor()) and inputs.network:
-            ratio = compression.ratio(inputs.network.params)
+        if (compression := self.compressor()) and inputs.model_info:
+            ratio = compression.ratio(inputs.model_info.params)
             changes["message_bytes"] = inputs.update_bytes * ratio
         return super().timeline(inputs, methods, **changes)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Returns the arrivals of groups, at each server by itself where the gradient is local.
 
-        With several servers update t is the t-th arrival at each, the plan is (steps, servers), and
-        the seconds are those of the last server. A group sends each server its block after it has
-        computed all blocks.
+        With several servers the plan is (steps, servers), the seconds are those of the last one. A
+        group sends each server its block after it has computed all blocks.
         """
         if not methods.by_block:
             return self.timeline(inputs, methods)
@@ -324,7 +308,6 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
 
 
 def _join_servers(lines: Sequence[Timeline]) -> Timeline:
-    """Returns the timeline of several servers, whose updates end with the last server's."""
     plans = [(line.plan, line.staleness) for line in lines]
     plan, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=-1), *plans)
     last = np.max([line.seconds for line in lines], axis=0)
@@ -332,7 +315,6 @@ def _join_servers(lines: Sequence[Timeline]) -> Timeline:
 
 
 def _merged_race(setup: Setup, methods: MethodStack, fresh: tuple[str, ...]) -> Iterator[Join]:
-    """Yields what a race with a merged server needs."""
     names = [name for name, _ in models.make(setup.model, classes=2)]
     yield Join("method.fresh", not before(names, fresh), LAST.format(", ".join(names)))
     reason = "in a race groups must take the gradient of the whole model's loss"
@@ -349,12 +331,10 @@ class Ringmaster(Grouped, name="ringmaster"):
         x_t stays                                      otherwise
 
     tau counts the updates since the arriving group had read; it reads the newest version in either
-    case. Only the clock's policy is new. With R = infinity it is asynchronous SGD. With R = 1 an
-    update is of a group that was not overtaken: of groups of unlike constant speeds, the fastest.
-
-    A dropped gradient took its group as long as any other, with its exchange, and changes nothing.
-    It is no row of the timeline, so `config.steps` counts what is applied. Its examples are not
-    lost: in a race the group takes the same batch again, and elsewhere batch t is that of update t.
+    case. With R = infinity it is asynchronous SGD; with R = 1 an update is of a group that was not
+    overtaken. A dropped gradient took its group as long as any other, and is no row of the
+    timeline, so `config.steps` counts what is applied. Its examples are not lost: in a race the
+    group takes the same batch again, and elsewhere batch t is that of update t.
     """
 
     delay_bound: int = field(
@@ -369,7 +349,6 @@ class Ringmaster(Grouped, name="ringmaster"):
 
     @property
     def policy(self) -> Policy:
-        """Drops what is R updates old; one group is never late."""
         drops = self.delay_bound and self.groups > 1
         return Policy(delay_bound=self.delay_bound if drops else math.inf)
 
@@ -388,8 +367,7 @@ def ringleader(
 
     `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are
     `table`, 0 or 1, which of the two its gradient enters, and `number`, b_i. The optimizer is given
-    the staleness of the arriving gradient, and what that was taken at. Versions are exact or
-    `rounded`, as in `asynchronous`.
+    the staleness of the arriving gradient, and what that was taken at.
     """
     inner = asynchronous(gradient, update, slots, rounded=rounded)
 
@@ -418,10 +396,7 @@ def ringleader(
 
 
 def table_rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the table of each arrival, its b_i, and whether the table is applied, (steps,) each.
-
-    `worker`, (steps,): the arriving one of `count` groups.
-    """
+    """Returns the table of each arrival, its b_i, and whether it is applied, (steps,) each."""
     table, number = np.zeros((2, len(worker)), np.int32)
     applied, b = np.zeros(len(worker), bool), np.zeros((2, count), np.int32)
     now, waiting = 0, set[int]()  # the round's table; the groups that have yet to apply it
@@ -447,12 +422,11 @@ class Ringleader(Grouped, name="ringleader"):
         G_i     <- (1 - 1/b_i) G_i + g / b_i        a gradient g of group i arrives, its b_i-th
         x_{t+1} =  x_t - alpha 1/n sum_i G_i        if it is one that applies the table
 
-    n groups arrive as in asynchronous SGD: nobody waits, and an arriving group reads the newest
-    parameters. The server works in rounds of n updates. It gathers until each group has an entry.
-    The arrival that completes the table applies it, and so does the next arrival of each other
-    group. What a group sends after that goes into the table of the next round. So a fast group's
-    mean is of more gradients, but counts no more, and no applied gradient is older than 2n - 2
-    updates. One group is SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
+    Nobody waits, and an arriving group reads the newest parameters. The server works in rounds of n
+    updates. It gathers until each group has an entry. The arrival that completes the table applies
+    it, and so does the next arrival of each other group. What a group sends after that goes into
+    the table of the next round. So no applied gradient is older than 2n - 2 updates. One group is
+    SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
     """
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)

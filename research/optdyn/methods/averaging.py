@@ -4,24 +4,13 @@
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's parameters, of each message
 
-Between meetings a node makes updates by any rule, `inner`. The mixing is w / (w + v P): 0 where
-nodes take over theta, 1 where they ignore it. With merging 'correct' the last line is
-x <- theta + (x - x(sent)), which keeps all that a node did meanwhile (CO2; LOSCAR-SGD, arXiv
-2605.20866). Over a graph (`gossip.py`) the mean is over a node's neighbours, and nodes have
-different theta.
+With merging 'correct' the last line is x <- theta + (x - x(sent)), which keeps all that a node did
+meanwhile (CO2; LOSCAR-SGD, arXiv 2605.20866). As in streaming DiLoCo (arXiv 2501.18512) the rule
+holds for each fragment of the parameters, of which at most one message is in flight. Over a graph
+(`gossip.py`) the mean is over a node's neighbours, and nodes have different theta.
 
-As in streaming DiLoCo (arXiv 2501.18512) the rule holds for each fragment of the parameters, with
-an outer optimizer and times of meeting for each. At most one message of a fragment is in flight.
-
-    model_averaging   theta is the mean
-    diloco            an outer step with Nesterov momentum
-    slowmo            an outer step with heavy ball, of D over the nodes' learning rate
-    des_loc           means of parameters and of moments, each with a period
-    eager             a node counts its own D at once, that of the others one meeting later
-
-`Outer` is the rule of all but `eager`. All have one clock: a `Meeting` schedule says when nodes
-send and receive, and `clock.meetings.meeting_seconds` makes seconds of it: a node computes its
-updates as fast as its slowest device (`nodes.local_times`) and waits only for what it receives.
+`Outer` is the rule of all methods but `eager`. A `Meeting` says when nodes send and receive, and
+`clock.meetings.meeting_seconds` makes seconds of it.
 """
 
 import math
@@ -77,15 +66,13 @@ from optdyn.methods.setup import Setup
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
-MERGINGS = ("mix", "correct")
 
 
 def split_fragments(tree: Tree, fragments: int) -> tuple[Tree, ...]:
     """Returns a tree for each fragment, with None in place of the leaves of all others.
 
-    A fragment has one leaf or several that follow one another. Fragments are as nearly equal as
-    that allows: none is larger than an equal part and the largest leaf together. Raises
-    `ConfigError` for more fragments than leaves.
+    A fragment, one leaf or several in a row, is at most as large as an equal part and the largest
+    leaf together. Raises `ConfigError` for more fragments than leaves.
     """
     leaves, treedef = jax.tree.flatten(tree)
     if fragments > len(leaves):
@@ -105,7 +92,6 @@ def split_fragments(tree: Tree, fragments: int) -> tuple[Tree, ...]:
 
 
 def join_fragments(trees: Sequence[Tree]) -> Tree:
-    """Returns the tree that `split_fragments` split into these."""
     return jax.tree.map(
         lambda *leaves: next(leaf for leaf in leaves if leaf is not None),
         *trees,
@@ -114,10 +100,7 @@ def join_fragments(trees: Sequence[Tree]) -> Tree:
 
 
 def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns an optimizer's first and second moments.
-
-    The second moments are optax's `nu`, means of squares; all other floats count as first.
-    """
+    """Returns an optimizer's first and second moments; the second are optax's `nu`."""
     leaves = jax.tree.leaves(opt_state)
     first, second = _moment_indices(opt_state)
     return [leaves[i] for i in first], [leaves[i] for i in second]
@@ -138,7 +121,6 @@ def average_moments(
 
 
 def _moment_indices(opt_state: Tree) -> tuple[list[int], list[int]]:
-    """Returns the numbers of the leaves that are first and second moments."""
     first, second = list[int](), list[int]()
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -158,7 +140,6 @@ class OuterState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """x_t of this node."""
         return self.inner.params
 
 
@@ -169,13 +150,8 @@ class Outer:
     `event.plan` is a `Meeting`, which differs between nodes in its `inner` only. The outer
     optimizer gets the hyperparameters `plan.outer` beside those of the event; `error_decay` among
     them decays what messages left out. `weights(waited)` is (w, v), unused if merges correct.
-
-    Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
-    (all floats of it) or `reset`. `plan.states`, if there, says which moments are averaged.
-
-    A step has three pieces: `update`, a node's update by itself; `_exchange`, the sum of what the
-    nodes send; `_merge` of what was sent `waited` updates before, or just now where that is 0. Only
-    `_exchange` reaches other nodes, and `_merge` if it averages optimizers' states.
+    `plan.states`, if there, says which moments are averaged. Only `_exchange` reaches other nodes,
+    and `_merge` if it averages optimizers' states.
     """
 
     inner: Rule
@@ -248,14 +224,12 @@ class Outer:
         return tuple(jnp.broadcast_to(flag, self.fragments) for flag in flags)
 
     def _moments_due(self, event: Event) -> tuple[jax.Array, jax.Array]:
-        """Returns whether first, and whether second moments are averaged after this update."""
         receives, states = self._schedule(event)[1].any(), event.plan.states
         if states is None:
             return receives, receives
         return receives & states[0], receives & states[1]
 
     def _exchange(self, state: OuterState, event: Event) -> OuterState:
-        """Returns the state with the sum of what nodes send now in flight."""
         send, receive, waited = self._schedule(event)
         decay = dict(event.plan.outer).get("error_decay")
         total = partial(self.messages.total, to=event.plan.to, decay=decay)
@@ -281,10 +255,7 @@ class Outer:
         return state._replace(sent=join_fragments(newest))
 
     def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
-        """Returns the state with the received fragments merged.
-
-        `before` is what was in flight before this update.
-        """
+        """Merges the received fragments; `before` is what was in flight before this update."""
         _, receive, waited = self._schedule(event)
         merge = partial(self._merge_fragment, {**event.hyper, **dict(event.plan.outer)})
 
@@ -318,10 +289,7 @@ class Outer:
         waited: jax.Array,
         sent: Params,
     ) -> tuple[Params, Tree]:
-        """Returns x and theta of a fragment after the merge: the equations at the top.
-
-        The sum of the nodes' messages is `before` if it `waited`, else `now`.
-        """
+        """Returns x and theta after the merge of `before` if that `waited`, else of `now`."""
         nodes = lax.axis_size("node")
 
         def received(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
@@ -348,7 +316,6 @@ class Outer:
 
 
 def _message_count(plan: Meeting) -> ArrayLike:
-    """Returns how many messages a node sends: one to all who are there, or one a neighbour."""
     if plan.to is not None:
         return messages_to_others(plan.to)
     if plan.present is None:
@@ -362,10 +329,10 @@ def meeting_schedule(
 ) -> Meeting:
     """Returns when nodes send and receive each fragment, (steps, fragments).
 
-    After each of the first `synchronous` updates, and after the last update, all fragments are sent
-    and received at once. In between, fragment q is sent after update q H / fragments, rounded down,
-    and then every H updates, and received `delay` updates later. What would arrive with the last
-    update or later is not sent. H is the `period`.
+    After each of the first `synchronous` updates, and after the last, all fragments are sent and
+    received at once. In between, fragment q is sent after update q H / fragments, rounded down, and
+    then every H = `period` updates, and received `delay` updates later. What would arrive with the
+    last update or later is not sent.
     """
     send, waited = np.zeros((steps, fragments), bool), np.zeros((steps, fragments), np.int32)
     receive = np.zeros_like(send)
@@ -384,8 +351,7 @@ def outer_schedule(
 ) -> dict[str, np.ndarray]:
     """Returns the fields of the method that are hyperparameters of the outer step, (steps,) each.
 
-    `mean` has their names, and the values at which the outer step is the mean, which they have in
-    the first `synchronous` updates.
+    In the first `synchronous` updates they are as in `mean`, at which the outer step is the mean.
     """
     first = np.arange(steps) < synchronous
     return {
@@ -395,7 +361,7 @@ def outer_schedule(
 
 
 def fragment_bytes(inputs: ClockInputs, fragments: int) -> list[float]:
-    """Returns the bytes of each fragment. Several fragments need `inputs.network`."""
+    """Returns the bytes of each fragment. Several fragments need `inputs.model_info`."""
     if fragments == 1:
         return [float(inputs.update_bytes)]
     sizes = np.array([numbers_in(part) for part in split_fragments(inputs.model.params, fragments)])
@@ -426,7 +392,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         "mix",
         "How a node merges, 'mix' of its parameters and the mean, or 'correct', the mean plus all "
         "that the node did since it sent.",
-        one_of=MERGINGS,
+        one_of=("mix", "correct"),
         static=True,
     )
     inner_state: str = field(
@@ -482,7 +448,6 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return None
 
     def schedule(self, inputs: ClockInputs) -> Meeting:
-        """Returns when nodes send and receive, with hyperparameters of the outer step."""
         steps, first = inputs.setup.steps, self.synchronous_updates
         meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
         return meeting._replace(outer=outer_schedule(self, self.mean_hyper, steps, first) or ())
@@ -494,9 +459,8 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Returns the timeline of nodes that wait only for what they receive (`meeting_seconds`).
 
-        A message takes an all-reduce over the nodes and is then handed on inside them. So with
-        delay 0 all wait for the last node and for the all-reduce. Outer steps and compression take
-        no time. Raises `ConfigError` for more fragments than leaves.
+        A message takes an all-reduce over the nodes and is then handed on inside them. Outer steps
+        and compression take no time. Raises `ConfigError` for more fragments than leaves.
         """
         setup, cluster = inputs.setup, inputs.setup.cluster
         local = nodes.local_times(inputs, methods, setup.steps)
@@ -516,10 +480,6 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return meetings_timeline(meeting, local, seconds)
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline with the recorded weights of nodes in the meetings.
-
-        Raises `TimelineError`.
-        """
         if not setup.cluster.presence:
             return line
         count = setup.cluster.nodes
@@ -530,10 +490,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return line._replace(plan=line.plan._replace(present=weights.astype(np.float32)))
 
     def _exchange_seconds(self, inputs: ClockInputs, sizes: list[float]) -> list[float]:
-        """Returns the seconds of each fragment's exchange; `sizes`: their bytes, uncompressed.
-
-        Compressed messages that cannot be added up go from every node to all others.
-        """
+        """Returns the seconds of each fragment's exchange; `sizes`: their bytes, uncompressed."""
         cluster, params = inputs.setup.cluster, inputs.model.params
         compression, seconds = self.compressor(), []
         travel = all_gather if compression and compression.gathered else between_nodes
@@ -602,7 +559,6 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             yield Join(key, wrong, "must be the default with config.cluster.presence")
 
     def why_no_overlap(self) -> str:
-        """Returns the setting for which an exchange is more than one sum of messages."""
         if self.compression:
             return f"compresses its messages (config.method.compression = {self.compression!r})"
         if self.compression_bits != FULL_BITS:
@@ -641,9 +597,8 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
         m     <- mu m + D
         theta <- theta - eta (D + mu m)           x_i <- theta
 
-    With eta = 1 and mu = 0 it is model averaging. With H = 1 and SGD inside it is Nesterov SGD of
-    rate eta gamma, with one node and mu = 0 Lookahead. With `fragments` it is streaming DiLoCo
-    (arXiv 2501.18512). The clock is that of model averaging.
+    With eta = 1 and mu = 0 it is model averaging, with one node and mu = 0 Lookahead, and with
+    `fragments` streaming DiLoCo (arXiv 2501.18512).
     """
 
     mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
@@ -660,9 +615,8 @@ class SlowMo(ModelAveraging, name="slowmo"):
         u     <- beta u + D / gamma
         theta <- theta - a gamma u                x_i <- theta
 
-    gamma is the nodes' learning rate at that update, so that u is a sum of gradients whatever their
-    rate was. With beta = 0 and a = 1 it is model averaging, and with gamma constant DiLoCo with
-    heavy ball in place of Nesterov's momentum. The clock is that of model averaging.
+    gamma is the nodes' learning rate at that update, so that u is a sum of gradients. With beta = 0
+    and a = 1 it is model averaging, and with gamma constant DiLoCo with heavy ball.
     """
 
     slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
@@ -699,9 +653,8 @@ class DesLoc(ModelAveraging, name="des_loc"):
         u_i <- 1/P sum_j u_j        every K_u = 3 K_x, the first moment of a node's optimizer
         v_i <- 1/P sum_j v_j        every K_v = 6 K_x, the second
 
-    The optimizer is any of optax: its `nu` is v, and all other floats of its state are u. With
-    K_u = K_v = K_x it is model averaging with `inner_state=averaged`, local Adam. The clock is that
-    of model averaging; moments are one more all-reduce when they are due.
+    optax's `nu` is v, and all other floats of the optimizer's state are u. With K_u = K_v = K_x it
+    is local Adam. Moments are one more all-reduce when they are due.
     """
 
     first_moment_meetings: int = field(
@@ -786,9 +739,8 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         m_i     <- mu m_i + G_i
         theta_i <- theta_i - eta (G_i + mu m_i)   x_i <- theta_i
 
-    A node's own difference counts at once, those of the others when they are there, and none at the
-    first meeting. So an all-reduce has H updates of time, and nodes are never quite equal. With one
-    node it is DiLoCo's rule, and with mu = 0 Lookahead's.
+    An all-reduce has H updates of time, and nodes are never quite equal. With one node it is
+    DiLoCo's rule.
     """
 
     cluster = nodes.LINKED
@@ -798,10 +750,6 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         return eager(inner, nesterov(), collectives)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait for the messages of the meeting before only.
-
-        A message takes an all-reduce, and is handed on inside the nodes while these compute.
-        """
         cluster, steps, size = inputs.setup.cluster, inputs.setup.steps, inputs.update_bytes
         local = nodes.local_times(inputs, methods, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)

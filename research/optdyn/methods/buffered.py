@@ -2,10 +2,8 @@
 
     x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
 
-Groups, their table of versions and their clock are those of `asynchronous.py`. The gradients of n
-groups are gathered, and their mean is applied at the K-th. Which groups wait meanwhile, and so
-tau_j, is up to the clock (`clock/versions.py`). f_j is the loss of a K-th of the batch, so that an
-update has as many examples as elsewhere.
+Which groups wait, and so tau_j, is up to the clock (`clock/versions.py`). f_j is the loss of a K-th
+of the batch, so that an update has as many examples as elsewhere.
 """
 
 import math
@@ -37,8 +35,7 @@ def buffered(
     """Returns the rule of K `arrivals` an update; `event.plan` is an `Arrival` of K reads.
 
     Example i of a device's part of a batch is of arrival i mod K. The optimizer gets the means of
-    the parameters read and of the stalenesses. `info` has `sent_bytes` of the groups. Versions are
-    exact or `rounded`, as in `asynchronous`.
+    the parameters read and of the stalenesses.
     """
     inner = asynchronous(gradient, update, slots, rounded=rounded)
 
@@ -95,11 +92,9 @@ class Buffered(Grouped, name="buffered"):
 
     @property
     def policy(self) -> Policy:
-        """K arrivals an update; a dropped group stops at once."""
         return Policy(self.arrivals, self.waiting)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the arrivals of groups that compute a K-th of the batch each."""
         part = inputs.setup.batch_size // self.arrivals
         return self.timeline(inputs, methods, batch_size=part)
 
@@ -120,12 +115,10 @@ class MindFlayer(Buffered, name="mindflayer"):
     """MindFlayer (Maranjyan et al., arXiv 2410.04285): slow gradients are begun again.
 
     A group that has not delivered after a times its mean service drops its gradient, and begins
-    another at the newest parameters, with another draw. It pays where times have heavy tails: a
-    service S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit
-    it is `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
-
-    MindFlayer SGD takes all gradients at x_t (`waiting=k_batch_sync`) and gives each worker a
-    number of trials; here it goes on until K are there.
+    another at the newest parameters. A service S that begins again after a takes
+    E min(S, a) / P(S <= a) in the mean. Without a limit it is `buffered`. The paper takes all
+    gradients at x_t (`waiting=k_batch_sync`) and gives each worker a number of trials; here it goes
+    on until K are there.
     """
 
     allotted: float = field(
@@ -138,5 +131,4 @@ class MindFlayer(Buffered, name="mindflayer"):
 
     @property
     def policy(self) -> Policy:
-        """That of `buffered`, which also drops what takes longer than a."""
         return super().policy._replace(allotted=self.allotted or math.inf)

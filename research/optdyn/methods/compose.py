@@ -7,9 +7,6 @@ each, which `metered` adds to its info:
                                               groups have parameters each, of what is evaluated
     raw step       -g_t                       the gradient that arrived, before the optimizer
     gradient       G_t at x_t                 of a second mini-batch of the same conditional mean
-
-The sketch is a count sketch: coordinate i is added to number i mod q with a fixed random sign. It
-is linear and keeps inner products in expectation.
 """
 
 from collections.abc import Callable
@@ -45,10 +42,9 @@ def compose(
 ) -> Rule:
     """Returns the rule of one device.
 
-    `axis`: the axis of devices that share its batch, if there are several, `real` or simulated.
-    `accumulation`: parts of a device's batch, one after the other. With `meter` its step takes a
-    pair of batches, and its info has `METERED`. In a `race` the batch of an update may be the
-    `Message` of a worker.
+    `axis` is that of devices that share its batch, `real` or simulated; `accumulation`: parts of a
+    device's batch, one after the other. With `meter` its step takes a pair of batches. In a `race`
+    the batch of an update may be the `Message` of a worker.
     """
     gradient, update = pieces(methods, problem, optimizer, accumulation)
     servers = methods.servers(problem)
@@ -86,7 +82,6 @@ def pieces(
     optimizer: optax.GradientTransformationExtraArgs,
     accumulation: int = 1,
 ) -> tuple[Gradient, Update]:
-    """Returns the gradient of one device's part of the batch, and the update."""
     if methods.gradient:
         gradient = methods.gradient.gradient(problem)
     else:
@@ -145,8 +140,8 @@ def metered(
 def _after(value: Array, other: jax.Array) -> jax.Array:
     """Returns the float32 `value` itself, as a function of the first number of `other`.
 
-    The bits of a float, as an integer, are below 2^31 - 2 except for some NaNs. A barrier does not
-    help: XLA drops barriers before it decides what has to be copied.
+    The bits of a float, as an integer, are below 2^31 - 2 except for some NaNs. XLA would drop a
+    barrier before it decides what has to be copied.
     """
     sign = jax.lax.bitcast_convert_type(other.reshape(-1)[0], jnp.int32) < 0
     bits = jax.lax.bitcast_convert_type(jnp.asarray(value, jnp.float32), jnp.int32)
@@ -155,10 +150,7 @@ def _after(value: Array, other: jax.Array) -> jax.Array:
 
 
 def sketch(tree: Params, like: Params, size: int) -> jax.Array:
-    """Returns the sketch of a tree, (min(size, p),) float32, p the numbers of `like`.
-
-    Leaves of `like` that the tree lacks count as zeros.
-    """
+    """Returns the count sketch, (min(size, p),) float32; leaves of `like` not in the tree are 0."""
     leaves = jax.tree.leaves_with_path(like)
     values = dict(jax.tree.leaves_with_path(tree))
     q = min(size, sum(leaf.size for _, leaf in leaves))

@@ -1,8 +1,7 @@
 """DASO: nodes average every B batches, with a delay of W, both decided by the epochs' losses.
 
-The rule is that of `averaging.py`. The clock makes phases of B and W of the losses so far
-(`after_epoch`), of these when nodes send and receive, and of that the seconds
-(`clock/meetings.py`). So the timeline gets an epoch longer whenever another loss is known.
+The rule is that of `averaging.py`. The losses so far decide B and W of the next epoch
+(`after_epoch`), so the timeline gets an epoch longer whenever another loss is known.
 """
 
 import math
@@ -41,21 +40,16 @@ class DASO(Mixes, name="daso"):
 
         x <- (2 S x + sum_p x_p(sent)) / (2 S + P)
 
-    x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The
-    devices of a node average their gradients at every batch; nodes meet only in this merge, the
-    rule of `averaging.py` with the weights 2 S and 1. S = 0 is the blocking synchronization of
-    warm-up and cool-down, the plain mean (heat, the authors' implementation, gives x the weight 1
-    there if it is received as the others are).
+    x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. S = 0 is
+    the blocking synchronization of warm-up and cool-down, the plain mean (heat, the authors'
+    implementation, gives x the weight 1 there if it is received as the others are).
 
     Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
     batches the nodes send their parameters and receive the sum W batches later, computing
     meanwhile. When the epoch loss is stable B is halved and W lowered by one, neither below 1; when
     it is stable at B = 1 both return to `reset_batches` and `reset_wait`, or where these are 0 to
-    what they started at (heat starts at 4 and 1 and returns to 8 and 2).
-
-    A blocking synchronization is sent and received in the same step, so blocking epochs have B = 1
-    and W = 0. So does the last batch of every epoch: all epochs end with equal nodes and nothing in
-    flight.
+    what they started at (heat starts at 4 and 1 and returns to 8 and 2). The last batch of every
+    epoch blocks, too.
     """
 
     max_batches: int = field(
@@ -101,11 +95,7 @@ class DASO(Mixes, name="daso"):
         return self.max_batches
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        """Returns the rule around a node's `inner` rule.
-
-        *Selective* in the paper: one device of a node sends. Here each device sends a part, so that
-        as many bytes go between nodes and none of the devices waits.
-        """
+        """Returns the rule; each device of a node sends a part, where in the paper one sends it."""
         sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
         return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 
@@ -134,8 +124,6 @@ class DASO(Mixes, name="daso"):
 
 
 class Phase(NamedTuple):
-    """B and W of an epoch, with the state of the plateau detection."""
-
     epoch: int
     batches: int  # B
     wait: int  # W
@@ -177,16 +165,11 @@ def clock(
 ) -> Timeline:
     """Returns the timeline of the epochs whose phases are decided by the losses before them.
 
-    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; another loss lengthens it
-    and changes nothing before. Its plan is a `Meeting`; `staleness` is `waited`, or that inside the
-    nodes.
-
-    A node is done with a batch when its slowest device is and the gradients are averaged. Nodes do
-    not wait for one another until a receipt: the message leaves with the last node and takes an
-    all-reduce over the nodes by one device of each, in bfloat16 with half the bytes, and is then
-    handed on inside the nodes. Averaging and sending begin before the batch is done, by `overlap`
-    (`node_seconds`). `seconds` is when the last node is done. `local_times` replaces the times of
-    a node by itself, for so many steps.
+    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates. `staleness` is `waited`,
+    or that inside the nodes. A node is done with a batch when its slowest device is and the
+    gradients are averaged. Nodes do not wait for one another until a receipt: the message leaves
+    with the last node, takes an all-reduce over the nodes by one device of each, in bfloat16 with
+    half the bytes, and is then handed on inside. `local_times` replaces a node's times by itself.
     """
     meeting = _meetings(method, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(meeting.send), min(meeting.send.size, steps)
@@ -233,10 +216,7 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
 
 
 def _recorded(trace: RecordedTrace) -> Meeting:
-    """Returns when nodes met in a recorded run. Raises `TimelineError`.
-
-    A receipt is of the last message sent, and every message but the last is received.
-    """
+    """Returns when nodes met in a recorded run. Raises `TimelineError`."""
     send, receive = trace.flags("send"), trace.flags("receive")
     t = np.arange(len(send))
     waited = trace.integers("waited", (), 0, len(send))

@@ -2,9 +2,8 @@
 
     r_i' = (r_i / t_i) / sum_j (r_j / t_j)         b_i = B r_i' in whole numbers, their sum B
 
-t_i is the time that worker i took over its shares of the last epoch, without communication. An
-update ends with the slowest worker and then the all-reduce. r_i / t_i is a rate, examples per
-second; rates are smoothed over epochs (the paper has `smoothing` 0).
+t_i is the time that worker i took over its shares of the last epoch, without communication. The
+rates r_i / t_i, examples per second, are smoothed over epochs (the paper has `smoothing` 0).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,11 +45,8 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
     g_i is the mean gradient of worker i's b_i examples, so the update is the whole batch's gradient
     however the batch is split. With weights 'equal' it is sum_i g_i / N over the N workers, as in
-    the authors' code by default: examples of small shares count more. The timeline has the shares
-    b_i (`Shares`), from how fast each worker was.
-
-    The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed
-    size, as many as its part needs, and meets the others once, in the sum of the gradients.
+    the authors' code by default. The shares b_i are numbers, not shapes: a worker goes through its
+    part in micro-batches of a fixed size and meets the others once.
     """
 
     adapt: bool = field(True, "Whether shares follow speeds; False: equal shares.")
@@ -76,7 +72,6 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         return part(problem.each_loss, self.micro_batch)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of workers that wait for one another after every update."""
         setup, cluster = inputs.setup, inputs.setup.cluster
         run = {
             "steps": setup.steps,
@@ -89,7 +84,6 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         return clocked(cluster, self, update_bytes=inputs.update_bytes, seed=setup.seed, **run)[0]
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline with the recorded seconds and shares."""
         recorded = _recorded_shares(trace, (setup.cluster.worker_count,), setup.batch_size)
         return line._replace(seconds=trace.seconds, plan=recorded)
 
@@ -138,12 +132,7 @@ def _recorded_shares(trace: RecordedTrace, shape: tuple[int, ...], batch_size: i
 
 
 def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
-    """Returns the gradient of a device on the axis `data`, the same on all devices.
-
-    `losses(params, examples) -> (examples,)`. A device gets its examples of the batch and computes
-    its `part`, `micro_batch` examples at a time. The loss is the mean of the batch's B examples
-    whatever the `weights`.
-    """
+    """Returns the gradient of a device on the axis `data`, the same on all devices."""
     worker_part = part(losses, micro_batch)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
@@ -165,9 +154,8 @@ def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") 
 def part(losses: Losses, micro_batch: int) -> Part:
     """Returns `(params, event, batch, worker) ->` sum of the worker's losses, and its gradient.
 
-    Of the C examples of `batch` the first `shares[worker]` of the event's `Shares` count. The
-    worker computes each micro-batch `work[worker]` times, of which one counts: once, or oftener to
-    be slow for real. The sum is float32.
+    The first `shares[worker]` examples of `batch` count. The worker computes each micro-batch
+    `work[worker]` times, to be slow for real; one of them counts. The sum is float32.
     """
 
     def sums(
@@ -217,10 +205,9 @@ def clocked(
     """Returns the timeline of synchronous updates by all workers, and their busy seconds.
 
     Its plan is `Shares`, (steps, workers): equal in the first epoch, then by the rates of the
-    epochs before, or always equal if `method.adapt` is false, with the same draws and disturbances.
-    An example takes its cost times a draw of unit mean from the law `service`, one draw a worker
-    and step; the all-reduce of `update_bytes` is that of synchronous SGD. Busy seconds, (steps,
-    workers), are without it. Raises `TimelineError` for fewer examples than workers.
+    epochs before, or always equal if `method.adapt` is false. An example takes its cost times a
+    draw of unit mean, one a worker and step. Busy seconds, (steps, workers), are without the
+    all-reduce of `update_bytes`. Raises `TimelineError` for fewer examples than workers.
     """
     workers = cluster.worker_count
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
@@ -248,10 +235,9 @@ def measured(
     """Returns the timeline of real workers, as far as their measured speeds decide it.
 
     `worker_seconds`, (past epochs, workers): seconds per update without communication. The timeline
-    ends with the epoch after those, or with the run. Its seconds are predicted from the epoch
-    before, in the first epoch from `seconds_per_example`. The `work` of its shares is the
-    disturbances, the times that a worker really computes its examples (`TimelineError` if they are
-    no whole numbers).
+    ends with the epoch after those. Its seconds are predicted from the epoch before, in the first
+    epoch from `seconds_per_example`. The `work` of its shares is the disturbances (`TimelineError`
+    if they are no whole numbers).
     """
     workers = cluster.worker_count
     known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
@@ -271,11 +257,6 @@ def measured(
     return line._replace(seconds=ends, plan=Shares(share, work))
 
 
-def _slowest(compute: np.ndarray) -> np.ndarray:
-    """Returns the seconds of updates without an exchange, from those of the workers."""
-    return compute.max(axis=1)
-
-
 def _follow(
     method: DynamicBatch,
     steps: int,
@@ -283,7 +264,7 @@ def _follow(
     batch_size: int,
     workers: int,
     seconds: Callable[[int, np.ndarray, slice], np.ndarray],
-    update: Callable[[np.ndarray], np.ndarray] = _slowest,
+    update: Callable[[np.ndarray], np.ndarray] = lambda compute: compute.max(axis=1),
 ) -> tuple[Timeline, np.ndarray]:
     """Returns the timeline of shares that follow speeds, and the busy seconds, (steps, workers).
 
@@ -306,12 +287,7 @@ def _follow(
 
 
 def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
-    """Returns the geometric moving average of rates; `weight`, in [0, 1), is of those before.
-
-    A rate more than `CHANGE` away from its average replaces it; one less away is averaged, and
-    after two epochs right to weight^2 CHANGE. By the average alone, a change of speed by 4 would be
-    right to 5 % after two epochs only with a weight of 0.19, which leaves 83 % of the noise.
-    """
+    """Returns the geometric moving average of rates; a rate beyond `CHANGE` of it replaces it."""
     changed = np.abs(np.log(measured / rates)) > CHANGE
     return np.where(changed, measured, rates**weight * measured ** (1 - weight))
 
@@ -326,11 +302,10 @@ class StepCost(NamedTuple):
 def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> StepCost:
     """Returns the workers' seconds per example by speeds and `disturbances`, and random delays.
 
-    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
-    from the first to the last epoch. Random ones, the paper's, begin with `disturbance_probability`
-    at the start of an epoch on a worker that has none: `disturbance_seconds` per epoch, spread over
-    its steps, for `disturbance_epochs`, both drawn evenly between two bounds. Raises
-    `TimelineError` for an impossible disturbance.
+    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example.
+    Random ones, the paper's, begin with `disturbance_probability` at the start of an epoch on a
+    worker that has none: `disturbance_seconds` per epoch, spread over its steps, for
+    `disturbance_epochs`, both drawn evenly between two bounds. Raises `TimelineError`.
     """
     workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)

@@ -8,12 +8,9 @@
     push          to one node, drawn anew at every update, whoever else sends to that
 
 Nodes are numbered around a circle. A node divides what it has into equal parts, one for itself and
-one for each message, P_ij = 1/k if j sends to i, of k messages with the one to itself; so the
-columns of P sum to 1. In all graphs but `push` the rows do, too, and P is called W.
-
-All methods here have one clock: a node computes its update (`nodes.local_times`), sends its
-messages one after the other, and begins the next update when those sent to it are there
-(`clock.meetings.meeting_seconds` with `Peers`).
+one for each message, P_ij = 1/k if j sends to i; so the columns of P sum to 1. In all graphs but
+`push` the rows do, too, and P is called W. A node sends its messages one after the other, and
+begins the next update when those sent to it are there (`clock.meetings.Peers`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,10 +105,7 @@ def over_updates(to: np.ndarray, steps: int) -> np.ndarray:
 
 
 def senders_of(to: np.ndarray) -> np.ndarray:
-    """Returns who sends to each node, (T, nodes, k) int32, of graphs other than `push`.
-
-    In those each node is sent k messages.
-    """
+    """Returns who sends to each node, (T, nodes, k) int32; not of `push`, where numbers differ."""
     order = np.argsort(to.reshape(len(to), -1), axis=1, kind="stable")
     return (order // to.shape[2]).reshape(to.shape).astype(np.int32)
 
@@ -158,7 +152,6 @@ class ChocoState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """x_i."""
         return self.inner.params
 
 
@@ -172,10 +165,9 @@ def choco(
         y_i  <- y_i + q_i                         what node i and its neighbours know of x_i
         x_i  <- x_i + c sum_j W_ij (y_j - y_i)    c: the consensus rate
 
-    -gamma g stands for an update of the `inner` rule. A node keeps y_i and sum_j W_ij y_j, to which
-    it adds the messages; so W is constant. All begin with y_i = x_0. Uncompressed, y_i = x_i, and
-    with c = 1 it is gossip of order 'adapt'. It is the rule of one device over the axis `node`;
-    `event.plan` is `Neighbours` with a rate.
+    -gamma g stands for an update of the `inner` rule. A node adds the messages to sum_j W_ij y_j,
+    so W is constant. All begin with y_i = x_0. Uncompressed and with c = 1 it is gossip of order
+    'adapt'. `event.plan` is `Neighbours` with a rate.
     """
 
     def init(params: Params) -> ChocoState:
@@ -204,8 +196,6 @@ ROWS = 256  # up to so many nodes hold a dense row of R; more hold its other ent
 
 
 class Neighbours(NamedTuple):
-    """The plan of an update of gossip."""
-
     to: Array  # (nodes, k) int32, whom each sends to
     weight: Array  # (nodes,) float32, w
     inner: Plan = ()  # the plan of each node, (nodes, ...)
@@ -217,9 +207,8 @@ class Neighbours(NamedTuple):
 def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rule:
     """Returns the rule of one device over the axis `node`, around a node's `inner` rule.
 
-    `event.plan` is `Neighbours`, which differs between nodes in its `inner` only. With `senders` a
-    row of P is sparse, and sums are in another order. A node that is away makes no update, and
-    takes over the parameters of its stand-in.
+    `event.plan` is `Neighbours`, which differs between nodes in its `inner` only. A node that is
+    away makes no update, and takes over the parameters of its stand-in.
     """
     gather = collectives.gather
 
@@ -305,7 +294,6 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return whole * compression.ratio(params) if compression else whole
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait for the messages sent to them only."""
         setup, size = inputs.setup, inputs.update_bytes
         cluster, steps, compression = setup.cluster, setup.steps, self.compressor()
         local = nodes.local_times(inputs, methods, steps)
@@ -333,7 +321,6 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return meetings_timeline(plan, local, seconds)
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline among the nodes that were there in the recorded run."""
         if not setup.cluster.presence:
             return line
         here = availability.recorded_presence(trace, setup.cluster.nodes)
@@ -373,7 +360,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             return OverGraph(meets=other, graph=self.graph)
         return None
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         return graph_report(self.graph, setup.cluster.nodes)
 
 
@@ -388,10 +375,9 @@ class OverGraph(Mixes):
         theta_i <- theta_i - outer(D_i)           an outer optimizer for each node
         x_i     <- theta_i
 
-    This is `diloco+gossip`: the rule of `averaging.py`, with a mean over the neighbours. NoLoCo
-    (arXiv 2506.10911) draws pairs at every meeting (graph `random`) and has heavy ball,
-    `slowmo+gossip`: its m <- mu m + eta mean(x_j - theta_j) + eta (mean(theta_j) - theta_i) is mu m
-    - eta D_i, as both means are over the same pair. On `complete` it is `meets` itself.
+    This is `diloco+gossip`. NoLoCo (arXiv 2506.10911) draws pairs at every meeting (graph `random`)
+    and has heavy ball, `slowmo+gossip`: its m <- mu m + eta mean(x_j - theta_j) + eta
+    (mean(theta_j) - theta_i) is mu m - eta D_i. On `complete` it is `meets` itself.
     """
 
     meets: ModelAveraging
@@ -422,11 +408,7 @@ class OverGraph(Mixes):
 def graph_clock(
     graph: str, meeting: Meeting, inputs: ClockInputs, methods: MethodStack
 ) -> Timeline:
-    """Returns the timeline of nodes that wait for their neighbours' messages only.
-
-    Meeting n has row n of the graph, so that peers take turns whatever the period is. A node begins
-    to send when the gradients of the first layers are there.
-    """
+    """Returns the timeline of nodes that wait for neighbours; meeting n has row n of the graph."""
     setup, cluster, size = inputs.setup, inputs.setup.cluster, inputs.update_bytes
     local = nodes.local_times(inputs, methods, setup.steps)
     count = np.asarray(meeting.send)[:, 0].cumsum()
@@ -464,7 +446,6 @@ class GASLoCState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """x."""
         return self.inner.params
 
 
@@ -507,12 +488,10 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         theta_i <- y_i - alpha (Lambda y)_i + gamma (y_i - y_i')
         x_i     <- theta_i                          y': y of the meeting before, at first theta
 
-    Lambda is the Laplacian of the graph, and alpha Lambda = I - W with W as in `gossip`: a node
-    sends y to its neighbours, and pairs take their mean. In DiLoCo's terms, D = theta - x and m <-
-    gamma m + D, y - y' is -eta m. So on one quadratic the mean over the nodes is DiLoCo's theta, on
-    any graph. A node's momentum includes what the meeting before did to the node, and eta does not
-    scale the pull to the neighbours, as it does in `diloco+gossip`. With gamma = 0 and eta = 1 it
-    is `model_averaging+gossip`.
+    Lambda is the Laplacian of the graph, and alpha Lambda = I - W with W as in `gossip`. On one
+    quadratic the mean over the nodes is DiLoCo's theta, on any graph. A node's momentum includes
+    what the meeting before did to the node, and eta does not scale the pull to the neighbours, as
+    it does in `diloco+gossip`. With gamma = 0 and eta = 1 it is `model_averaging+gossip`.
 
     The equation is that of a catalogue (junaidaliop.github.io/zij); the paper itself was not read.
     """
@@ -538,5 +517,5 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         yield self.graph_join(*GRAPHS)
         yield push_join(self.graph, methods)
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         return graph_report(self.graph, setup.cluster.nodes)

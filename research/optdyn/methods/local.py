@@ -1,15 +1,12 @@
 """Local parallelism (arXiv 2012.03837): groups of blocks learn from losses of their own.
 
-`local_losses.py` has the gradients and `stages.py` blocks on devices of their own. This file has
-the method, what an update costs, and two measurements of what the blocks of a network learn, in
-float32:
+Two measurements, in float32, say what the blocks of a network learn:
 
     cos_j = <g_j, grad_j f> / (|g_j| |grad_j f|)       g_j: local gradient of block j
     W_j = argmin E |y - E y - W' (h_j - E h_j) / s|^2 + lambda |W|^2     s^2 = tr Cov(h_j) / D
 
-cos_j says how nearly a block's local gradient points where backpropagation of the model's own loss
-f would. W_j is a linear probe: its accuracy says how much of the label y, in one-hot form, can be
-read off the block's features h_j, of D components.
+cos_j compares a block's local gradient with backpropagation of the model's own loss f. W_j is a
+linear probe of the label y, in one-hot form, from the block's features h_j, of D components.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -95,9 +92,9 @@ class Local(Gradients, MicroBatches, name="local"):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
 
-    def relative_cost(self, setup: Setup, network: ModelInfo) -> float:
+    def relative_cost(self, setup: Setup, model_info: ModelInfo) -> float:
         """Returns the operations of an update on one device over those of backpropagation."""
-        _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
+        _, work = costs(self, setup.with_({"cluster.nodes": 1}), model_info)
         return float(work.forward.sum() + work.backward.sum())
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -140,9 +137,9 @@ class Local(Gradients, MicroBatches, name="local"):
             reason += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
             yield Join("cluster.nodes", True, f"{reason}nodes do")
 
-    def report(self, setup: Setup, network: ModelInfo) -> Json:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Json:
         """Returns operations, bytes and memory of an update. Raises `ConfigError`."""
-        problem, params, examples = network
+        problem, params, examples = model_info
         if self.shared_heads:
             through = partial(base.activations, problem.blocks)
             hs = jax.eval_shape(through, params, problem.input(examples))
@@ -151,7 +148,7 @@ class Local(Gradients, MicroBatches, name="local"):
                     "config.method.shared_heads: the groups of this model's blocks end in "
                     "outputs of different shapes, which one head cannot take"
                 )
-        cost, _ = costs(self, setup, network)
+        cost, _ = costs(self, setup, model_info)
         return {
             "total_flops": cost.total,
             "sequential_flops": cost.sequential,
@@ -167,13 +164,11 @@ class Local(Gradients, MicroBatches, name="local"):
         nodes: int,
         devices: int,
     ) -> Layout:
-        """Returns the layout of blocks over devices as stages."""
         devices_mesh = mesh(("stage", "data"), (nodes, devices))
         trunk_groups = self.over(len(problem.blocks) - 1)
         return stages(problem, optimizer, trunk_groups, devices_mesh, self.parts(nodes))
 
     def extra_metrics(self, problem: Problem) -> Measure | None:
-        """Returns the measure of cosines and linear probes, if `probes` is set."""
         if not self.probes:
             return None
         trunk_groups = self.over(len(problem.blocks) - 1)
@@ -197,8 +192,7 @@ class Local(Gradients, MicroBatches, name="local"):
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     """Returns the sum of the groups' gradients; its loss is that of the last group, the model's.
 
-    The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
-    blocks whose outputs have the shape of the last one's.
+    Shared heads need trunk blocks whose outputs have the shape of the last one's.
     """
     local_gradients = gradients(problem, groups, shared)
 
@@ -210,10 +204,10 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
 
 
 def costs(
-    method: "Local", setup: Setup, network: ModelInfo
+    method: "Local", setup: Setup, model_info: ModelInfo
 ) -> tuple[UpdateCost, pipeline.StageWork]:
-    """Returns the cost of an update, in all and on the stages of the cluster."""
-    problem, params, examples = network
+    """Returns the cost of an update, in all and on the cluster's stages."""
+    problem, params, examples = model_info
 
     def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)
@@ -270,10 +264,7 @@ def linear_probe(problem: Problem) -> Measure:
 
 
 def ridge(x: jax.Array, labels: jax.Array, classes: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns features (m, D) -> scores (m, classes), fitted by ridge regression in closed form.
-
-    `x` are features, (n, D), and `labels` (n,), taken as one-hot.
-    """
+    """Returns features (m, D) -> scores (m, classes), by ridge regression on `x` (n, D)."""
     mean = x.mean(0)
     scale = jnp.maximum(jnp.sqrt(x.var(0).mean()), jnp.finfo(x.dtype).tiny)
     y = jax.nn.one_hot(labels, classes)

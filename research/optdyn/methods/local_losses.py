@@ -4,10 +4,9 @@
     L_ab = loss(head_b(h_b)),   h_b = f_{b-1} o ... o f_a (h_a)      h_a a constant
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
-f_j: the K trunk blocks, all of the model but its last; h_0: the input. A group trains its blocks by
-backpropagation from a head at its end; nothing flows back into h_a. Groups of one block are greedy,
-one group of all is backpropagation, and with overlapping groups a block learns from heads further
-on. head_K is the model's last block; with shared heads every head is.
+f_j: the K trunk blocks, all of the model but its last; h_0: the input. Groups of one block are
+greedy, one group of all is backpropagation, and with overlapping groups a block learns from heads
+further on. head_K is the model's last block; with shared heads every head is.
 """
 
 from collections.abc import Callable
@@ -28,10 +27,10 @@ VARIANTS = ("greedy", "overlapping", "chunked", "backprop")
 
 
 def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
-    """Returns the groups over `blocks` trunk blocks.
+    """Returns the groups over `blocks` trunk blocks. Raises `ValueError`.
 
     `window` is the size of overlapping groups, `chunks` the number of chunked ones, whose sizes
-    differ by at most one block. Raises `ValueError` for impossible groups.
+    differ by at most one block.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: one of {', '.join(VARIANTS)}")
@@ -55,8 +54,7 @@ def heads(blocks: Blocks, groups: Groups, shared: bool) -> tuple[str, ...]:
 def gradients(problem: Problem, groups: Groups, shared: bool = False) -> LocalGradients:
     """Returns `(params, h_a of the first group, batch) -> (grads, h_b of the last, its L_ab)`.
 
-    `grads` has the keys of `params` that the groups train. Groups that begin where others end may
-    run elsewhere, from the activations that those return.
+    `grads` has the keys of `params` that the groups train.
     """
     names = [name for name, _ in problem.blocks]
     last, module = problem.blocks[-1]

@@ -8,9 +8,8 @@ that left out, e <- x - theta + e - M, for its next message. With a `decay` b, b
     sign       sign(v) mean|v|, a bit a number (EF-signSGD, Karimireddy et al., arXiv 1901.09847)
     powersgd   low rank (Vogels et al., arXiv 1905.13727)
 
-All numbers of an array, or those that `top_k` keeps, may have a few bits only (`quantizer`). Each
-array is compressed by itself. Sparse numbers and signs cannot be added up on their way: each node's
-message goes to all others.
+Each array is compressed by itself. Sparse numbers and signs cannot be added up on their way: each
+node's message goes to all others.
 """
 
 from collections.abc import Callable
@@ -31,17 +30,13 @@ from optdyn.core.snapshots import read_first, row
 
 
 class Collectives(NamedTuple):
-    """Sums and gathers of pytrees over the axis `node`.
-
-    They are `SIMULATED`, `AS_ONE_MESSAGE` or `sharded`.
-    """
+    """Sums and gathers of pytrees over the axis `node`."""
 
     sums: Callable[[Tree], Tree]
     gather: Callable[[Tree], Tree]  # leaves (nodes, ...)
     weights: jax.Array | None = None  # (nodes,) of a mean; None: all weigh alike
 
     def mean(self, tree: Tree) -> Tree:
-        """Returns the mean over the nodes."""
         nodes = lax.axis_size("node")
         return jax.tree.map(lambda leaf: leaf / nodes, self.sums(tree))
 
@@ -49,8 +44,7 @@ class Collectives(NamedTuple):
         """Returns collectives whose mean is sum_j W_ij x_j, and whose sum is P times that.
 
         W_ij is the share of node j's messages that go to node i. `to`, (nodes, k), has the receiver
-        of each message, a node itself among them. The rows of W sum to 1 where each node is sent as
-        many messages as it sends.
+        of each message, a node itself among them.
         """
         nodes = lax.axis_size("node")
         row = nodes * (to == lax.axis_index("node")).mean(axis=1)
@@ -87,7 +81,6 @@ def as_one_message(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> 
 
 
 def _gather_as_one_message(tree: Tree) -> Tree:
-    """Gathers arrays of several types together, as bytes."""
     if len({leaf.dtype for leaf in jax.tree.leaves(tree)}) == 1:
         return as_one_message(_gather, tree)
     byte = partial(lax.bitcast_convert_type, new_dtype=jnp.uint8)
@@ -101,16 +94,12 @@ AS_ONE_MESSAGE = Collectives(partial(as_one_message, _sum), _gather_as_one_messa
 
 
 def sharded(axis: str) -> Collectives:
-    """Returns the collectives of nodes with several real devices, along `axis`.
-
-    Each device sends a part of its node's message and gets the rest from the others.
-    """
+    """Returns collectives in which each of a node's devices along `axis` sends a part."""
     gather = partial(gather_in_parts, axis=axis)
     return Collectives(partial(sum_in_parts, axis=axis), partial(jax.tree.map, gather))
 
 
 def sum_in_parts(tree: Tree, axis: str) -> Tree:
-    """Returns the sum over the nodes, of which each device of a node adds up a part."""
     vector, unravel = ravel_pytree(tree)
     return unravel(_in_parts(_sum, vector, axis))
 
@@ -121,7 +110,6 @@ def gather_in_parts(leaf: jax.Array, axis: str) -> jax.Array:
 
 
 def _in_parts(collective: Callable[..., jax.Array], vector: jax.Array, axis: str) -> jax.Array:
-    """Returns the collective of each part, put together again, (..., numbers)."""
     devices = lax.axis_size(axis)
     padded = jnp.pad(vector, (0, -len(vector) % devices)).reshape(devices, -1)
     part = collective(padded[lax.axis_index(axis)])
@@ -157,7 +145,6 @@ class Messages(NamedTuple):
     collectives: Collectives = SIMULATED
 
     def cast(self, x: Params, blocking: bool = False) -> Params:
-        """Returns x in the type in which it is sent."""
         dtype = (self.blocking if blocking else "") or self.dtype
         return jax.tree.map(lambda leaf: leaf.astype(dtype or leaf.dtype), x)
 
@@ -239,8 +226,6 @@ FULL_BITS = 32  # bits of uncompressed numbers
 
 
 class Quantizer(NamedTuple):
-    """How a vector of floats is sent."""
-
     encode: Callable[[jax.Array], Tree]
     decode: Callable[[Tree, int], jax.Array]  # (code, count of numbers) -> (count,)
     bytes: Callable[[int], int]  # count of numbers -> bytes of their code
@@ -253,8 +238,7 @@ def quantizer(bits: int, block: int) -> Quantizer:
         Q_b v = s sign(v) nearest(|v| / s)   of 2^(b-1) levels; the sign is the other bit
 
     0 is a level, so that |v - Q_b v| <= |v|, as error feedback needs it. With 32 bits numbers stay
-    float32. Streaming DiLoCo (arXiv 2501.18512) sends outer gradients in 4 bits and adds them up in
-    float32.
+    float32. Streaming DiLoCo (arXiv 2501.18512) has 4 bits.
     """
     if bits == FULL_BITS:
         return Quantizer(lambda v: v, lambda v, size: v, lambda size: 4 * size)
@@ -298,12 +282,11 @@ def powersgd(rank: int) -> Compression:
         Q <- mean_i M_i' P
         M ~  P Q'                              of rank r, the same in all nodes
 
-    It is linear in the M_i once P is known, so P Q' is that of mean_i M_i and does not depend on
-    how a batch is divided over nodes. A node's message is P P' M_i. An array is the matrix of its
-    last axis by all others, transposed if it has more rows than columns, so that at full rank P is
-    square and nothing is left out. Vectors, and matrices that would not shrink, are sent whole.
-    So there are two messages in turn, of r (rows + columns) numbers a matrix in all. The state is
-    Q, at first normal numbers that are the same in all nodes.
+    P Q' is that of mean_i M_i, so it does not depend on how a batch is divided over nodes. A node's
+    message is P P' M_i. An array is the matrix of its last axis by all others, transposed if it has
+    more rows than columns, so that at full rank P is square and nothing is left out. Vectors, and
+    matrices that would not shrink, are sent whole. The state is Q, at first normal numbers that are
+    the same in all nodes.
     """
 
     def low(leaf: jax.Array) -> bool:
@@ -363,7 +346,6 @@ def _matrix(leaf: jax.Array) -> jax.Array:
 
 
 def _unmatrix(leaf: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Returns a matrix that `_matrix` could have made of `leaf` in the shape of `leaf`."""
     wide = leaf.size <= leaf.shape[-1] ** 2
     return (matrix if wide else matrix.T).reshape(leaf.shape)
 
@@ -387,8 +369,6 @@ def bfloat16() -> Compression:
 
 
 def quantized(sent: Quantizer) -> Compression:
-    """Returns the compression of all numbers of an array by a quantizer."""
-
     def decode(code: Tree, like: jax.Array) -> jax.Array:
         return sent.decode(code, like.size).astype(like.dtype).reshape(like.shape)
 
@@ -448,8 +428,6 @@ def compress_with_feedback(
 def _coded(
     encode: Callable[..., Tree], decode: Callable[..., jax.Array], size: Callable[[int], int]
 ) -> Compression:
-    """Returns the compression of each array to a code, which goes to all nodes."""
-
     def apply(nodes: Collectives, tree: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
         leaves, treedef = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]

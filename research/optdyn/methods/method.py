@@ -1,9 +1,7 @@
 """A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
-A method is a class that derives from `Gradients`, `Reads` or `Mixes`. Methods that replace
-different pieces combine (`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their
-batch by speed. Pieces that no method replaces are plain SGD's. At the end of the file are the
-fields that several methods share.
+A method derives from `Gradients`, `Reads` or `Mixes`. Methods that replace different pieces combine
+(`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their batch by speed.
 """
 
 import math
@@ -95,26 +93,26 @@ class ClockInputs(NamedTuple):
     update_bytes: int  # size of the parameters
     replicas: int = 0  # 0: one run
     epochs: Sequence[Json] = ()  # the log line at the end of each past epoch
-    network: ModelInfo | None = None
+    model_info: ModelInfo | None = None
     trace: RecordedTrace | None = None  # the recorded run that is replayed
 
     @property
     def model(self) -> ModelInfo:
-        """The model. Raises `ConfigError` where there is none."""
-        if not self.network:
+        """Returns the model. Raises `ConfigError` where there is none."""
+        if not self.model_info:
             raise ConfigError(
                 "clock: this method's messages and seconds depend on the model, which "
                 "Experiment.timeline() has"
             )
-        return self.network
+        return self.model_info
 
 
 def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
     """Returns the cluster with the seconds per example of the gradient method, if there is one."""
     cluster, gradient = inputs.setup.cluster, methods.gradient
-    if not (gradient and gradient.relative_cost and inputs.network):
+    if not (gradient and gradient.relative_cost and inputs.model_info):
         return cluster
-    ratio = gradient.relative_cost(inputs.setup, inputs.network)
+    ratio = gradient.relative_cost(inputs.setup, inputs.model_info)
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * ratio)
 
 
@@ -122,9 +120,8 @@ def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
 class Method(Value, section="method", union=True):
     """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
-    It derives from `Gradients`, `Reads` or `Mixes`, by the piece of plain SGD that it replaces, or
-    from several of them; `sync` replaces none. A field on which the update rule depends is
-    `static`, so that another value makes another program. The clock alone sees the others.
+    A field on which the update rule depends is `static`, so that another value makes another
+    program. The clock alone sees the others.
     """
 
     pieces: ClassVar[tuple[str, ...]] = ()  # keys of MEANING: the pieces that it replaces
@@ -147,17 +144,13 @@ class Method(Value, section="method", union=True):
         return MethodStack.wrap(self) + other
 
     def clock(self, inputs: ClockInputs, methods: "MethodStack") -> Timeline:
-        """Returns the timeline of an experiment whose outermost method is this one.
-
-        Raises `TimelineError` where there is none.
-        """
+        """Returns the timeline if this method is the outermost. Raises `TimelineError`."""
         raise NotImplementedError
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
         """Returns the timeline of a replay, with what the clock cannot know and the trace says.
 
-        `line` is the method's clock at the recorded seconds, as if nobody was ever away. Raises
-        `TimelineError`.
+        `line` is the clock at the recorded seconds, with nobody away. Raises `TimelineError`.
         """
         return line
 
@@ -165,7 +158,7 @@ class Method(Value, section="method", union=True):
         """Yields a row for each value of the experiment that the method cannot run with."""
         yield from ()
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         """Returns what `summary.json` says of the method, by key."""
         return {}
 
@@ -260,10 +253,7 @@ class Mixes(Method):
         return 1
 
     def mix(self, inner: Rule[NodeState], collectives: Collectives) -> Rule:
-        """Returns the rule of a node among all, around `inner`, the rule of a node by itself.
-
-        `collectives` reach the other nodes, simulated or real.
-        """
+        """Returns the rule of a node that exchanges by `collectives`, around its `inner` rule."""
         raise NotImplementedError
 
     def update_message(self, params: Params) -> NodeMessage | None:
@@ -279,7 +269,6 @@ class Mixes(Method):
         return "exchanges otherwise than by sums"
 
     def joins(self, setup: Setup, methods: "MethodStack") -> Iterator[Join]:
-        """Yields what any nodes that exchange need: the batch is divided, and nothing is served."""
         cluster, devices = setup.cluster, setup.cluster.worker_count
         yield Join(
             "batch_size",
@@ -314,10 +303,7 @@ def built_in() -> tuple[str, ...]:
 
 
 def load(name: str) -> type[Method]:
-    """Returns the method called `name`: a built-in one, or MODULE:NAME of a user's file.
-
-    Raises `ConfigError` if there is none.
-    """
+    """Returns a built-in method, or that of MODULE:NAME. Raises `ConfigError` if there is none."""
     if name in built_in():
         return Method.members[name]  # type: ignore[return-value]
     found = lookup.find(KEY, name, dict.fromkeys(built_in()), meant_method)
@@ -349,10 +335,7 @@ class MethodStack:
 
     @classmethod
     def named(cls, name: str) -> "MethodStack":
-        """Returns the methods joined by '+' in `name`, with their defaults.
-
-        Raises `ConfigError` for an unknown name, or if they do not go together.
-        """
+        """Returns the methods joined by '+' in `name`, as by default. Raises `ConfigError`."""
         return cls(name, tuple(load(part)() for part in name.split("+"))).checked()
 
     def __add__(self, other: "Method | MethodStack") -> "MethodStack":
@@ -407,10 +390,7 @@ class MethodStack:
         return {"name": self.name, **inner}
 
     def changed(self, changes: Mapping[str, Any]) -> "MethodStack":
-        """Returns a copy with other values of some keys; another `name` is other methods.
-
-        Raises `ConfigError` for an unknown key.
-        """
+        """Returns a copy with other values of keys, `name` among them. Raises `ConfigError`."""
         whole, inner = split_nested(changes)
         name = whole.pop("name", self.name)
         if not isinstance(name, str):
@@ -440,11 +420,9 @@ class MethodStack:
 
     @property
     def by_section(self) -> dict[str, Method]:
-        """The methods by their `sections`."""
         return dict(zip(self.sections, self.members, strict=True))
 
     def sections_with(self, key: str) -> list[str]:
-        """Returns the sections of the methods that have a key."""
         return [section for section, one in self.by_section.items() if key in one.field_table()]
 
     def with_keys(self, values: Mapping[str, Any]) -> "MethodStack":
@@ -463,17 +441,15 @@ class MethodStack:
 
     @property
     def gradient(self) -> Gradients | None:
-        """The method that says how a gradient is taken, if one does."""
         return next((m for m in self.members if isinstance(m, Gradients)), None)
 
     @property
     def read(self) -> Reads | None:
-        """The method that says at which parameters a gradient is taken, if one does."""
         return next((m for m in self.members if isinstance(m, Reads)), None)
 
     @property
     def mix(self) -> Mixes | None:
-        """The method that says what nodes exchange, or two of them combined, if any does."""
+        """The method that says what nodes exchange, two of them combined, or None."""
         mixes = [m for m in self.members if isinstance(m, Mixes)]
         if len(mixes) == 2:
             one, other = mixes
@@ -487,17 +463,16 @@ class MethodStack:
 
     @property
     def plain(self) -> bool:
-        """Whether every piece is plain SGD's."""
+        """True if no method replaces a piece of plain SGD."""
         return not any(method.pieces for method in self.members)
 
     @property
     def reduces_itself(self) -> bool:
-        """Whether the gradient method sums over devices by itself."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property
     def by_block(self) -> bool:
-        """Whether blocks learn by themselves, each on a server."""
+        """True if blocks learn by themselves, each on a server."""
         return bool(self.gradient and self.gradient.servers)
 
     def servers(self, problem: Problem) -> Servers:
@@ -507,18 +482,18 @@ class MethodStack:
 
     @property
     def simple(self) -> bool:
-        """Whether an update is one gradient of the whole batch, at one set of parameters."""
+        """True if an update is one gradient of the whole batch, at one set of parameters."""
         other = self.read and (self.read.has_worker_params or not self.read.single)
         return not self.mix and not self.gradient and not other
 
     @property
     def shared(self) -> bool:
-        """Whether every arrival updates one set of parameters, of which groups read versions."""
+        """True if every arrival updates one set of parameters, of which groups read versions."""
         return not (self.read and (self.read.has_worker_params or self.read.gathers))
 
     @property
     def grouped(self) -> bool:
-        """Whether groups arrive by themselves; else all workers wait for one another."""
+        """True if groups arrive by themselves; else all workers wait for one another."""
         return bool(self.read and not self.read.barrier)
 
     @property
@@ -528,7 +503,7 @@ class MethodStack:
 
     @property
     def stages(self) -> bool:
-        """Whether the cluster's nodes are stages, over which the blocks are spread."""
+        """True if the cluster's nodes are stages, over which the blocks are spread."""
         by_itself = self.read in (None, self.gradient) and not self.mix
         return bool(self.gradient and self.gradient.layout and by_itself)
 
@@ -539,7 +514,6 @@ class MethodStack:
 
     @property
     def static_part(self) -> "MethodStack":
-        """The methods as a program sees them (`Method.static_part`)."""
         return MethodStack(self.name, tuple(method.static_part() for method in self.members))
 
     def of(self, kind: type[M]) -> M:
@@ -555,10 +529,7 @@ class MethodStack:
         return next(found, default)
 
     def devices(self, setup: Setup) -> tuple[int, int]:
-        """Returns the number of nodes that have parameters, and of devices that share a batch.
-
-        The batch is that of a node, or of a group of one.
-        """
+        """Returns how many nodes have parameters, and how many devices share a node's batch."""
         cluster = setup.cluster
         if self.plain:  # the cluster is only its clock
             return 1, setup.parallel.devices or jax.device_count()
@@ -583,14 +554,10 @@ class MethodStack:
         return ""
 
     def timeline_depends_on_log(self, setup: Setup) -> bool:
-        """Returns whether the log decides the timeline, so that a run cannot have it beforehand."""
         return any(method.timeline_depends_on_log(setup) for method in self.members)
 
     def timeline(self, setup: Setup, **known: Any) -> Timeline:
-        """Returns the timeline of a run, as far as its past epochs decide it.
-
-        `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
-        """
+        """Returns a run's timeline; `known` are fields of `ClockInputs`. Raises `TimelineError`."""
         clock = self.outermost.clock
         if not isinstance(setup.cluster.service, Trace):
             return clock(ClockInputs(setup, **known), self)
@@ -679,7 +646,6 @@ class Compressed(Method):
         self.require("compression_bits", whole, expected)
 
     def compressor(self) -> Compression | None:
-        """Returns the compression of messages, if there is one."""
         numbers = quantizer(self.compression_bits, self.compression_block)
         match self.compression:
             case "bfloat16":

@@ -2,8 +2,7 @@
 
     rennala    --config.method.name=buffered --config.method.waiting=k_batch_sync
 
-`optdyn list names` shows them, and so does the error of such a `config.method.name`. The values
-make it the method of that name; its other numbers are free.
+`optdyn list names` shows them, and so does the error of such a `config.method.name`.
 """
 
 import re
@@ -89,10 +88,7 @@ def flags(name: str) -> str:
 
 
 def meant(name: str, known: Mapping[str, Any]) -> str:
-    """Returns a hint for an unknown method's name; '' if nothing is like it.
-
-    It has the like names of `known` methods, or the flags of a method with another name.
-    """
+    """Returns a hint at `known` methods or names that are like an unknown one; '' if none is."""
     asked = re.sub(r"[^a-z0-9]+", "_", name.lower())
     same = [other for other in (asked, asked.removesuffix("_sgd")) if other in NAMES]
     alike = same or closest(asked, [*known, *(other for other in NAMES if other not in known)])

@@ -1,7 +1,4 @@
-"""What nodes do between their meetings, and how long it takes them.
-
-A node is a set of devices that hold the same parameters; nodes hold different ones.
-"""
+"""The seconds of nodes, sets of devices with the same parameters, between their meetings."""
 
 import jax
 import numpy as np
@@ -49,11 +46,7 @@ def local_times(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalT
 
 
 def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) -> Timeline:
-    """Returns the timeline of nodes that wait after every update for the last and its exchange.
-
-    The exchange takes `transfer` seconds from when the gradients of the first layers are there,
-    and its result is then handed on inside the nodes. The plan is `AllReduceStep`.
-    """
+    """Returns the timeline of nodes that wait for the last and `transfer` seconds every update."""
     local, cluster = local_times(inputs, methods, inputs.setup.steps), inputs.setup.cluster
     handed_on = broadcast(cluster, inputs.update_bytes)
     seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
@@ -61,7 +54,6 @@ def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) ->
 
 
 def _group_times(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalTimes:
-    """Returns the times of nodes inside which groups arrive by themselves, each with its clock."""
     assert methods.read
     whole, cluster, lines = inputs.setup, inputs.setup.cluster, []
     k = cluster.devices_per_node

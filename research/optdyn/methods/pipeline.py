@@ -73,11 +73,8 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         predict    as stash, of parameters predicted for  SpecTrain, 1809.02839; FTPipe
                    tau_s updates later
 
-    The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
-    which the clock decides. Each block has an optimizer and a staleness.
-
-    Without stashing the derivatives are those of the newest parameters, at the activations of the
-    old:
+    The nodes of the cluster are the stages. Each block has an optimizer and a staleness. Without
+    stashing the derivatives are those of the newest parameters, at the activations of the old:
 
         h_{j+1} = stop(f_j(old, h_j)) + f_j(new, h_j) - stop(f_j(new, h_j))
 
@@ -100,7 +97,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     cluster = ("latencies", "bandwidths")
 
     def gradient(self, problem: Problem) -> Gradient:
-        """Returns the gradient at what was read, at the `newest`, or further `ahead`."""
         at_read = full_gradient(problem.loss)
 
         def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
@@ -118,7 +114,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         return gradient
 
     def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
-        """Returns the rule of asynchronous SGD with a server for each block."""
         assert servers
         blocks = servers
         inner = asynchronous(gradient, update, slots, servers=blocks)
@@ -153,11 +148,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         return self.micro_batches if self.pipeline == "2bw" else 1
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of stages that go forward and backward in turn, never flushed.
-
-        Each block has slots in a ring. An update of '2bw' is of `micro_batches`, of the others of a
-        whole batch.
-        """
         setup, nodes, kind = inputs.setup, inputs.setup.cluster.nodes, self.pipeline
         work = stage_work(setup, inputs.model)
         delay, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
@@ -186,9 +176,8 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         reason = f"must be a multiple of {parts} (config.cluster.devices_per_node, with '2bw' x "
         yield Join("batch_size", setup.batch_size % parts, f"{reason}config.method.micro_batches)")
 
-    def report(self, setup: Setup, network: ModelInfo) -> Json:
-        """Returns the bytes between stages, of activations forward and their gradients back."""
-        return {"communicated_bytes": int(2 * stage_work(setup, network).sent.sum())}
+    def report(self, setup: Setup, model_info: ModelInfo) -> Json:
+        return {"communicated_bytes": int(2 * stage_work(setup, model_info).sent.sum())}
 
     def layout(
         self,
@@ -197,7 +186,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         nodes: int,
         devices: int,
     ) -> Layout:
-        """Returns the layout of a stage on each device, or on several that share its batches."""
         devices_mesh = mesh(("stage", "data"), (nodes, devices))
         return never_flushed(problem, optimizer, self.pipeline, devices_mesh, self.parts(nodes))
 
@@ -215,9 +203,8 @@ def momentum_reach(momentum: Array, staleness: Array) -> Array:
     return (momentum - momentum ** (jnp.asarray(staleness) + 1)) / (1 - momentum)
 
 
-def stage_work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
-    """Returns the work of backpropagation on the stages."""
-    return local.costs(local.Local(variant="backprop"), setup, network)[1]
+def stage_work(setup: Setup, model_info: ModelInfo) -> pipeline.StageWork:
+    return local.costs(local.Local(variant="backprop"), setup, model_info)[1]
 
 
 def cuts(stages: int, blocks: int) -> list[int]:
@@ -250,11 +237,10 @@ def never_flushed(
 
         stage j, micro-batch i        forward in beat 2 i + j, backward in beat 2 i + 2 S - 1 - j
 
-    It takes and returns the state of the rule on one device. In a beat neighbours work in pairs,
-    one forward and one backward, and then swap messages: activations for their gradient. So stage j
-    makes S - 1 - j updates between a batch's forward and its backward. The timeline says which
-    stored version a stage computes with. So a call of `advance` may end with the pipeline drained,
-    and the updates are those of one device.
+    It takes and returns the state of the rule on one device, whose updates it makes. In a beat
+    neighbours work in pairs, one forward and one backward, and then swap messages. So stage j makes
+    S - 1 - j updates between a batch's forward and its backward. The timeline says which stored
+    version a stage computes with, so a call of `advance` may end with the pipeline drained.
 
     A stage is a row of vectors, as in `stages.py`. It stores what it received of the micro-batches
     in the pipeline, and computes the rest again in the backward pass. Normalization over a batch
@@ -289,7 +275,6 @@ def to_rows(names: Sequence[Sequence[str]], state: SnapshotState) -> StageVersio
 
 
 def from_rows(names: Sequence[Sequence[str]], state: StageVersions) -> SnapshotState:
-    """Returns the whole state, of NumPy arrays."""
     params, opt_state, forms = state.rows.params, state.rows.opt_state, state.rows.forms
     versions = [
         stages.merge(Stacked(params[:, slot], opt_state, forms)) for slot in range(params.shape[1])

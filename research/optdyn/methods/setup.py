@@ -1,6 +1,5 @@
 """All of an experiment but its method: what is trained, on what, and for how long.
 
-Each part is a value (`base/fields.py`), whose fields are the keys of a config:
 `config.cluster.nodes` is `Setup.cluster.nodes`. A field that takes a name takes one of the package,
 or one of yours: MODULE:NAME, or path/to/file.py:NAME.
 """

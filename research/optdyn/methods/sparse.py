@@ -1,12 +1,7 @@
 """Nodes that send sparse messages: the largest numbers, the largest frequencies, a random share.
 
-    SparseLoCo   the largest numbers of x - theta and the error, every H updates
-    DeMo         the largest cosine coefficients of momenta, after every update
-    SPARTA       a random share of parameters, after every update
-
-SparseLoCo keeps what a message left out in an error, DeMo in the momentum. The clock of SparseLoCo
-is that of model averaging; DeMo's and SPARTA's nodes wait after every update for the last node and
-its exchange (`nodes.barrier_clock`). Compressed gossip, CHOCO, is in `gossip.py`.
+SparseLoCo keeps what a message left out in an error, DeMo in the momentum. DeMo's and SPARTA's
+nodes wait after every update for the last node and its exchange (`nodes.barrier_clock`).
 """
 
 from collections.abc import Iterator
@@ -55,8 +50,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         e_i   <- e_i - s_i
         theta <- theta - a 1/P sum_i s_i          x_i <- theta
 
-    The rule of `averaging.py`, whose messages (`messages.py`) leave out e, with decay beta. With
-    beta = 1, a = 1 and b = 32 it is model averaging with top-k and error feedback. There is no
+    With beta = 1, a = 1 and b = 32 it is model averaging with top-k and error feedback. There is no
     outer momentum: the error of each node acts as one.
     """
 
@@ -67,8 +61,6 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        """Returns a step of rate a along the outer gradient."""
-
         def update(
             gap: Tree, state: Tree, params: Params | None = None, **hyper: Array
         ) -> tuple[Params, Tree]:
@@ -116,14 +108,12 @@ class Chunks(NamedTuple):
         return coefficients.reshape(self.rows * self.columns, -1)
 
     def decode(self, coefficients: jax.Array, like: jax.Array) -> jax.Array:
-        """Returns the array with these coefficients, in the shape and type of `like`."""
         blocks = coefficients.reshape(self.rows, self.columns, self.height, self.width)
         up, across = cosines(self.height), cosines(self.width)
         array = jnp.einsum("ijuv,ua,vb->iajb", blocks, up, across, precision="highest")
         return array.astype(like.dtype).reshape(like.shape)
 
     def largest(self, leaf: jax.Array, count: int) -> Largest:
-        """Returns the `count` largest coefficients of each chunk of the array."""
         coefficients = self.encode(leaf)
         _, place = jax.lax.top_k(jnp.abs(coefficients), self._count(count))
         return jnp.take_along_axis(coefficients, place, axis=1), place.astype(jnp.uint16)
@@ -165,7 +155,6 @@ class DeMoState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """theta."""
         return self.inner.params
 
 
@@ -215,8 +204,7 @@ class DeMo(Mixes, name="demo"):
         theta <- theta - gamma sign(Q)            or theta - Q, where steps are not `signed`
 
     All nodes have the same theta after every update, and different momenta. With all coefficients
-    nothing is left of m, and this is SGD of the mean gradient, or of its sign. With numbers in the
-    place of coefficients it would be SparseLoCo at H = 1.
+    this is SGD of the mean gradient, or of its sign.
     """
 
     momentum_decay: float = field(0.999, "beta, decay of a node's momentum.", **FRACTION)
@@ -242,7 +230,6 @@ class DeMo(Mixes, name="demo"):
         return NodeMessage(float(sum(sizes)), gathered=True)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait after every update for all others' messages."""
         sent = self.update_message(inputs.model.params).bytes
         line = nodes.barrier_clock(inputs, methods, all_gather(inputs.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
@@ -287,8 +274,7 @@ class Sparta(Mixes, name="sparta"):
 
     Beton et al. (EXO Labs), "Improving the efficiency of distributed training using sparse
     parameter averaging", openreview.net/forum?id=stFPf3gzq1, 2025. Nodes draw S from one seed, so
-    that no places travel, and the numbers are added up on their way. With s = 1 it is model
-    averaging after every update, and with SGD inside synchronous SGD.
+    that no places travel. With s = 1 it is model averaging after every update.
     """
 
     averaged_share: float = field(
@@ -312,7 +298,6 @@ class Sparta(Mixes, name="sparta"):
         return NodeMessage(float(sum(sizes)), gathered=False)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait after every update for an all-reduce of S."""
         sent = self.update_message(inputs.model.params).bytes
         line = nodes.barrier_clock(inputs, methods, between_nodes(inputs.setup.cluster, sent))
         rng = seeds.generator(inputs.setup.seed, "shares")

@@ -2,15 +2,13 @@
 
     stage j runs update t at tick t + j            n updates of S stages: n + S - 1 ticks
 
-Losses are local, so only activations travel, forward to the next stage at the end of a tick; a
-stage updates when they arrive. Backprop, whose loss spans all stages, goes through them in
-micro-batches (`_backprop`). Along the axis `data` each stage has copies that share a batch.
+Losses are local, so only activations travel, forward to the next stage at the end of a tick.
+Backprop goes through all stages in micro-batches (`_backprop`). Along the axis `data` each stage
+has copies that share a batch.
 
-One program runs on all devices, and stages are unlike one another (stem, output head, channels).
-So parameters and messages of a stage are vectors, padded to the longest of all stages: the row of
-an array (`Stacked`), of which each device holds one. `lax.switch` selects the stage's program, or
-an idle one in the ticks that fill and drain the pipeline. Collectives are outside the switch, where
-all devices meet them.
+One program runs on all devices. So parameters and messages of a stage are vectors, padded to the
+longest of all stages (`Stacked`), and `lax.switch` selects the stage's program, or an idle one in
+the ticks that fill and drain the pipeline. Collectives are outside the switch, where all meet them.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,13 +47,10 @@ class Form(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers in the vector."""
         return sum(leaf.size for leaf in self.leaves)
 
 
 class Forms(NamedTuple):
-    """The forms of a part of a `SyncState`."""
-
     params: Form
     opt_state: Form
 
@@ -76,8 +71,6 @@ class Stacked:
 
 
 class Stage(NamedTuple):
-    """The blocks of one stage."""
-
     blocks: Blocks  # of the trunk; the last stage also has the model's last block
     groups: Groups  # the trunk's groups that lie in it
     names: tuple[str, ...]  # keys of its part of `SyncState.params`
@@ -94,12 +87,10 @@ def stages(
     """Returns the loop over events on a mesh of the axes `stage` and `data`.
 
     It takes and returns the state of `local(problem, optimizer, groups)`, and makes the same
-    updates as that does on one device: a call of `advance` ends with the pipeline drained. The
-    losses are those of the last group. `micro_batches` is for backprop, whose groups are ((0, K),).
-
-    Normalization over a batch sees that of its device, or its micro-batch. Messages of 16-bit types
-    are rounded, where XLA on one device may have kept float32. Raises ValueError if the trunk
-    cannot be shared among the stages.
+    updates: a call of `advance` ends with the pipeline drained. `micro_batches` is for backprop,
+    whose groups are ((0, K),). Normalization over a batch sees that of its device, or its
+    micro-batch. Messages of 16-bit types are rounded, where XLA on one device may have kept
+    float32. Raises ValueError if the trunk cannot be shared among the stages.
     """
     trunk, count = len(problem.blocks) - 1, mesh.shape["stage"]
     backprop = tuple(groups) == ((0, trunk),)
@@ -118,7 +109,6 @@ def stages(
 
 
 def _share(blocks: Blocks, groups: Groups, count: int, whole: bool) -> tuple[Stage, ...]:
-    """Returns stages of equally many blocks, with the groups that lie in them."""
     trunk = len(blocks) - 1
     if trunk % count:
         raise ValueError(f"{trunk} trunk blocks do not divide evenly over {count} stages")
@@ -210,7 +200,6 @@ def update(
 def _local(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
 ) -> Callable[..., Tick]:
-    """Returns a tick of each stage: the gradients of its local losses, and its message."""
     last = len(parts) - 1
 
     def program(
@@ -245,16 +234,14 @@ def _backprop(
         stage j takes micro-batch m at tick m + j, forward            M + S - 1 ticks
         the same ticks in reverse, backward                           L = 1/M sum_m L_m
 
-    The backward pipeline is the derivative of the forward one: that of a transfer to the next stage
-    is the transfer back. As in the paper, a stage stores what it received of each micro-batch, and
-    computes the rest again in the backward pass.
+    The backward pipeline is the derivative of the forward one. A stage stores what it received of
+    each micro-batch, and computes the rest again in the backward pass.
     """
     count = len(parts)
 
     def program(
         j: int, params: jax.Array, h: jax.Array, examples: Examples, numbers: jax.Array
     ) -> tuple[Array, Array]:
-        """Returns the message to stage j + 1, and the loss of the last stage, or 0."""
         batch = problem.batch(examples, numbers)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
@@ -333,7 +320,6 @@ def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
 
 
 def merge(stacked: Stacked) -> SyncState:
-    """Returns the whole state, from NumPy rows."""
     whole = SyncState({}, {})
     rows = zip(stacked.forms, stacked.params, stacked.opt_state, strict=True)
     for forms, params, opt_state in rows:
@@ -343,7 +329,6 @@ def merge(stacked: Stacked) -> SyncState:
 
 
 def form_of(tree: Tree) -> Form:
-    """Returns the form of a pytree of arrays, or of their shapes."""
     leaves, treedef = jax.tree.flatten(tree)
     return Form(treedef, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
 
@@ -357,10 +342,7 @@ def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
 
 
 def unravel(form: Form, flat: Array) -> Tree:
-    """Returns the tree that `flat`, of at least form.size numbers, begins with.
-
-    Its arrays are NumPy's if `flat` is.
-    """
+    """Returns the tree that `flat` begins with, of NumPy arrays if `flat` is one."""
     numpy: ModuleType = jnp if isinstance(flat, jax.Array) else np
     # A split's transpose is one concatenation; that of slices would be a sum of padded vectors.
     parts = numpy.split(flat, np.cumsum([leaf.size for leaf in form.leaves]))

@@ -33,7 +33,6 @@ class SyncState(NamedTuple):
     opt_state: optax.OptState
 
     def moved_to(self, params: Params) -> "SyncState":
-        """The state at other parameters."""
         return self._replace(params=params)
 
 
@@ -55,15 +54,12 @@ def sync(gradient: Gradient, update: Update) -> Rule[SyncState]:
 class Sync(MergedServer, name="sync"):
     """Synchronous SGD: every gradient is taken at the parameters it is applied to.
 
-        x_{t+1} = x_t - alpha grad f(x_t)
-
-    All other methods are compared with it, and each has a limit in which it is this one.
+    x_{t+1} = x_t - alpha grad f(x_t)
     """
 
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of updates that wait for the slowest of all workers."""
         setup = inputs.setup
         return compute_groups(
             setup.cluster,

@@ -3,12 +3,8 @@
     w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step; with each H_i-th it
                                         exchanges, by its method's rule
 
-A worker is a compute group of `asynchronous.py`, with its law of service. Row i of a table is of
-worker i: its parameters, what it has read, its optimizer's state. In a race a worker takes all
-steps up to its next exchange by itself, and sends its parameters then.
-
-    elastic   a worker and a center pull at each other
-    ad_psgd   a worker and a neighbour take their mean
+A worker is a compute group of `asynchronous.py`, with its law of service; row i of a table is of
+worker i. In a race a worker takes all steps up to its next exchange by itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -62,10 +58,7 @@ class LocalResult(NamedTuple):
 
 
 def local_step(gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
-    """Returns (params, opt_state, event, batch) -> the result of a local step.
-
-    In place of the batch there may be the result itself, of a race's worker.
-    """
+    """Returns (params, opt_state, event, batch) -> result; a race gives its result as the batch."""
 
     def step(params: Params, opt_state: Tree, event: Event, batch: Tree) -> LocalResult:
         if isinstance(batch, LocalResult):
@@ -79,10 +72,7 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., LocalResult]
 def local_steps(
     gradient: Gradient, update: Update, before: bool = False
 ) -> Callable[..., LocalResult]:
-    """Returns the work of a race's worker: a local step for each row of batch numbers.
-
-    With `before` its message also has the parameters before the last step, as many bytes again.
-    """
+    """Returns the work of a race's worker: a local step for each row of batch numbers."""
     step = local_step(gradient, update)
 
     def work(start: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> LocalResult:
@@ -101,7 +91,6 @@ Table = Tree  # a pytree, leaves (workers, ...)
 
 
 def table(tree: Tree, workers: int) -> Table:
-    """Returns a table of so many `workers` whose rows are all this tree."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
@@ -165,9 +154,8 @@ class WorkerMethod(Reads):
     ) -> Timeline:
         """Returns the arrivals of local steps, of which each `periods[i]`-th of worker i exchanges.
 
-        An exchange adds two messages of `update_bytes` to a step's service, as in `asynchronous`.
-        The staleness counts the exchanges of others since the worker's last; it is 0 unless
-        `is_stale`. The plan is a `WorkerStep`.
+        An exchange adds two messages of `update_bytes` to a step's service. The staleness counts
+        the exchanges of others since the worker's last; it is 0 unless `is_stale`.
         """
         setup, trace = inputs.setup, inputs.trace
         if trace or setup.cluster.service.name == "race":
@@ -203,7 +191,6 @@ class ElasticState(NamedTuple):
         return self._replace(params=params)
 
     def read_slot(self, worker: int) -> tuple[Params, Tree]:
-        """Returns w_i and its optimizer's state, with which a worker goes on after an exchange."""
         return row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
@@ -211,10 +198,7 @@ class ElasticState(NamedTuple):
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Rule[ElasticState]:
-    """Returns the rule of a table of `workers`.
-
-    `event.plan` is a `WorkerStep` with the number `elasticity`, a.
-    """
+    """Returns the rule; `event.plan` is a `WorkerStep` with the number `elasticity`, a."""
 
     local = local_step(gradient, update)
 
@@ -244,9 +228,9 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         w*  <- w* + s                   the center, which is evaluated
         w_i <- w_i - gamma g(w_i) - s   by its own optimizer: with momentum it is EAMSGD
 
-    As in the paper's algorithm 1 the spring pulls at w_i as it was before the local step. An
-    exchange keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so that
-    at 1 the center would be the workers' mean if all exchanged at once. At 0 nothing is exchanged.
+    As in the paper's algorithm 1 the spring pulls at w_i as it was before the local step. The
+    paper's a is 0.9 / p for p workers: the key is p a, so that at 1 the center would be the
+    workers' mean if all exchanged at once.
     """
 
     elasticity: float = field(
@@ -264,14 +248,12 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         return elastic(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the workers' local steps; no gradient is stale."""
         line = self.local_steps_timeline(inputs, methods, self.periods, is_stale=False)
         a = np.full(inputs.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
 
     @property
     def periods(self) -> list[int]:
-        """H of each worker."""
         return [self.period] * self.groups
 
     def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Exchanges:
@@ -289,14 +271,10 @@ class ADPSGDState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """The workers' mean."""
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), self.workers)
 
     def moved_to(self, params: Params) -> "ADPSGDState":
-        """Returns the state with another mean, from which workers differ as before.
-
-        Of what workers have read, only the newest moves.
-        """
+        """Returns the state with another mean; of what workers have read, only the newest moves."""
         shift = jax.tree.map(jnp.subtract, params, self.params)
         workers = jax.tree.map(jnp.add, self.workers, shift)
         read = put(self.read, self.newest, row(workers, self.newest))
@@ -307,10 +285,7 @@ class ADPSGDState(NamedTuple):
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule[ADPSGDState]:
-    """Returns the rule of a table of `workers`.
-
-    `event.plan` is a `WorkerStep` with the number `peer`, j; i itself for the only worker.
-    """
+    """Returns the rule; `event.plan` is a `WorkerStep` with the number `peer`, j."""
 
     def init(params: Params) -> ADPSGDState:
         workers_table, opt_state = table(params, workers), table(update.init(params), workers)
@@ -347,19 +322,15 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         x_i      <- x_i - gamma grad f(x_i read)    read: when its gradient was begun
         x_i read <- x_i
 
-    There is no server and nobody waits. Others meet worker i while it computes and move x_i, so its
-    gradient is stale. A meeting keeps the mean of all x_i, which is evaluated; a gradient moves it
-    by gamma / p, for p workers.
+    Nobody waits. Others meet worker i while it computes and move x_i, so its gradient is stale. A
+    meeting keeps the mean of all x_i, which is evaluated.
     """
 
     def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the arrivals of workers, whose service includes a message to the peer and back.
-
-        The peer does not wait. The staleness counts the arrivals of others since the worker read.
-        """
+        """Returns the arrivals of workers; staleness counts others' since the worker read."""
         line = self.local_steps_timeline(inputs, methods, [1] * self.groups)
         rng = seeds.generator(inputs.setup.seed, "peers")
         peer = peers(line.worker, self.groups, self.graph, rng)

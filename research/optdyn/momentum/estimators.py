@@ -2,11 +2,10 @@
 
     E d_t = sum_{k=1..K} phi_k E d_{t-k} - sum_{m=0..Mg} eta_m E G_{t-m}
 
-Replicas i = 1..n start at one x_0 and differ in arrivals and batches, so expectations over them are
-known with noise. Regressing mean on mean (least squares) leaves that noise in the regressors and
-pulls the coefficients to zero. Instrumental variables take the regressors of one half of the
-replicas as instruments for the other; averaged over all splits, the moments of the normal
-equations become U-statistics, pairs of one replica with itself left out:
+Replicas i = 1..n start at one x_0 and differ in arrivals and batches. Regressing mean on mean
+leaves noise in the regressors and pulls the coefficients to zero. Instrumental variables take the
+regressors of one half of the replicas as instruments for the other; averaged over all splits, the
+moments of the normal equations become U-statistics, pairs of one replica with itself left out:
 
     A_ab = sum_{t,c} mean_{i != j} X_a^i X_b^j
          = [(sum_i X_a^i)(sum_i X_b^i) - sum_i X_a^i X_b^i] / (n (n - 1))
@@ -40,17 +39,12 @@ class Matching(NamedTuple):
 
 
 def first_row(lags: int, gradient_lags: int) -> int:
-    """First update t that obeys the recursion.
-
-    The first update of a run applies a fresh gradient whatever its law of staleness, so t = 0 obeys
-    no recursion with lags. From t = 1 on all do that have one gradient term, with d_t = 0 before
-    the start; further gradient terms need a past of their length.
-    """
+    """Returns the first update that obeys the recursion; the gradient at t = 0 is always fresh."""
     return max(min(lags, 1), gradient_lags)
 
 
 def signals(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> np.ndarray:
-    """(..., P, rows * q) signals of displacements and gradients (..., T, q)."""
+    """Returns the signals of displacements and gradients (..., T, q), (..., P, rows * q)."""
     first, steps = first_row(lags, gradient_lags), d.shape[-2]
     before = np.zeros((*d.shape[:-2], max(lags - first, 0), d.shape[-1]))
     past = np.concatenate([before, d], axis=-2)
@@ -61,7 +55,7 @@ def signals(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> np.n
 
 
 def weights(rng: np.random.Generator, replicas: int, draws: int) -> np.ndarray:
-    """(draws, replicas) multinomial counts: how often each replica is drawn."""
+    """Returns multinomial counts, how often each replica is drawn, (draws, replicas)."""
     counts = rng.multinomial(replicas, np.full(replicas, 1 / replicas), size=draws)
     counts[(counts == replicas).any(axis=1)] = 1  # a single replica has no pairs
     return counts.astype(float)
@@ -70,7 +64,7 @@ def weights(rng: np.random.Generator, replicas: int, draws: int) -> np.ndarray:
 def moments(
     displacements: np.ndarray, gradients: np.ndarray, lags: int, gradient_lags: int, xi: np.ndarray
 ) -> Moments:
-    """Moments of (n, T, q) displacements and gradients, in blocks of coordinates."""
+    """Returns the moments of displacements and gradients, (n, T, q), by blocks of coordinates."""
     replicas, steps, size = displacements.shape
     signal_count, draws = lags + gradient_lags + 2, len(xi)
     mean = np.zeros((signal_count, signal_count))
@@ -92,25 +86,24 @@ def moments(
 
 
 def split_replica(m: Moments) -> np.ndarray:
-    """(P, P) moments over pairs of different replicas, unbiased for those of the expectations."""
+    """Returns moments over pairs of different replicas, (P, P), unbiased for the expectations'."""
     n = len(m.self_products)
     return (n * n * m.mean - m.self_products.sum(axis=0)) / (n * (n - 1))
 
 
 def solve(moment: np.ndarray) -> np.ndarray:
-    """(..., P - 1) coefficients phi_1.., eta_0.. of the normal equations in moments (..., P, P)."""
+    """Returns phi_1.., eta_0.. of the normal equations in moments (..., P, P), (..., P - 1)."""
     return np.linalg.solve(moment[..., 1:, 1:], moment[..., 1:, :1])[..., 0]
 
 
 def bootstrap(m: Moments) -> np.ndarray:
-    """(B, P, P) split-replica moments of replicas weighted by 1 + sqrt(nu) xi.
+    """Returns split-replica moments of replicas weighted by 1 + sqrt(nu) xi, (B, P, P).
 
     The variance of a U-statistic has a part from noise x mean and one from noise x noise. Weights
-    of variance 1 get the first right and the second three times, since they see it as itself and
-    again inside the first. With V_1 and V_2 the variances of the terms linear and quadratic in xi,
-    nu solves nu V_1 + nu^2 V_2 = V_1. V_1 is the jackknife's variance, which by Efron and Stein
-    (1981) does not understate in expectation, and is right where noise x mean dominates.
-    V_2 <= V_1 / 2 but for sampling errors.
+    of variance 1 get the first right and the second three times. With V_1 and V_2 the variances of
+    the terms linear and quadratic in xi, nu solves nu V_1 + nu^2 V_2 = V_1. V_1 is the jackknife's
+    variance, which does not understate in expectation (Efron and Stein 1981). V_2 <= V_1 / 2 but
+    for sampling errors.
     """
     n, unbiased = len(m.self_products), split_replica(m)
     theta = solve(unbiased)
@@ -128,10 +121,7 @@ def bootstrap(m: Moments) -> np.ndarray:
 
 
 def instrument_strength(m: Moments, draws: np.ndarray) -> float:
-    """F = (smallest eigenvalue of A / its bootstrap standard deviation)^2, regressors of unit size.
-
-    0 where the eigenvalue is not positive, that is where the means' signal is not seen.
-    """
+    """Returns F = (least eigenvalue of A / its bootstrap deviation)^2; 0 if it is not positive."""
     scale = _scale(m)
     values = np.linalg.eigvalsh(split_replica(m)[1:, 1:] / scale)
     deviation = np.linalg.eigvalsh(draws[:, 1:, 1:] / scale)[:, 0].std()
@@ -140,17 +130,14 @@ def instrument_strength(m: Moments, draws: np.ndarray) -> float:
 
 
 def condition(m: Moments) -> float:
-    """Condition number of the least-squares normal equations, regressors of unit size.
-
-    NaN where a regressor is zero.
-    """
+    """Returns the condition number of the normal equations; NaN where a regressor is zero."""
     if np.diag(m.mean)[1:].min() < NOTHING:
         return float("nan")
     return float(np.linalg.cond(m.mean[1:, 1:] / _scale(m)))
 
 
 def yellowfin(displacements: np.ndarray, gradients: np.ndarray, learning_rate: float) -> float:
-    """Total momentum of one run: median over updates and coordinates, both (T, q).
+    """Returns the total momentum of one run: the median over updates and coordinates, both (T, q).
 
     (x_{t+1} - x_t + alpha G_t) / (x_t - x_{t-1})     (YellowFin, arXiv 1706.03471)
     """
@@ -168,12 +155,11 @@ def matching(
     draws: int = 500,
     seed: int = 0,
 ) -> Matching:
-    """The explicit momentum whose mean synchronous trajectory lies nearest.
+    """Returns the explicit momentum whose mean synchronous trajectory lies nearest.
 
     `displacements` (n, T, q), `others` (M, n2, T, q) of explicit `momenta` (M,), all from one x_0.
-    Squared distances of mean positions, pairs of one replica with itself left out, so that they are
-    unbiased; a parabola in the mean lag 1 / (1 - mu), in which trajectories bend least, through the
-    smallest and its two neighbours; bootstrap over both sides.
+    Nearest is the vertex of a parabola in the mean lag 1 / (1 - mu) through the smallest squared
+    distance of mean positions and its two neighbours, without pairs of a replica with itself.
     """
     if len(momenta) < 3 or min(len(displacements), others.shape[1]) < 4:
         return _refused("matching needs 3 momenta and 4 replicas on each side")
@@ -204,7 +190,7 @@ def _refused(reason: str) -> Matching:
 
 
 def _positions(d: np.ndarray) -> np.ndarray:
-    """(n, T * q) positions less x_0 of (n, T, q) displacements."""
+    """Returns positions less x_0, (n, T * q)."""
     return np.cumsum(d, axis=1, dtype=float).reshape(len(d), -1)
 
 
@@ -217,7 +203,7 @@ def _vertex(grid: np.ndarray, values: np.ndarray) -> float:
 
 
 def _pairs(w: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """Mean of `gram` over pairs of different replicas, weighted: (B, n), (n, n) -> (B,)."""
+    """Returns the weighted mean of `gram` over different replicas: (B, n), (n, n) -> (B,)."""
     total = ((w @ gram) * w).sum(axis=1) - w**2 @ np.diag(gram)
     return total / (w.sum(axis=1) ** 2 - (w**2).sum(axis=1))
 
@@ -236,6 +222,6 @@ def _scale(m: Moments) -> np.ndarray:
 
 
 def _influence(change: np.ndarray, moment: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    """First-order change of the coefficients by a change (B, P, P) of the moments, unscaled."""
+    """Returns the coefficients' first-order change by that of the moments, (B, P, P), unscaled."""
     score = change[:, 1:, 0] - change[:, 1:, 1:] @ theta
     return np.linalg.solve(moment[1:, 1:], score.T).T

@@ -4,8 +4,8 @@
     phi(L) = 1 - sum_{k=1..K} phi_k L^k,    eta(L) = sum_{m=0..Mg} eta_m L^m
 
 Heavy-ball SGD of momentum mu and learning rate alpha, its gradients taken at x_{t - tau}, obeys
-(1 - mu L) E d_t = -alpha sum_m P(tau = m) E G_{t-m}. A geometric staleness of mean g - 1 makes the
-sum a lag polynomial of its own (arXiv 1605.09774):
+(1 - mu L) E d_t = -alpha sum_m P(tau = m) E G_{t-m}. With a geometric staleness of mean g - 1 it is
+(arXiv 1605.09774)
 
     (1 - mu L) (1 - (1 - 1/g) L) E d_t = -(alpha / g) E G_t
 """
@@ -30,10 +30,7 @@ class Theory(NamedTuple):
 
 
 def groups_of(config: Mapping[str, Any]) -> int:
-    """Returns the number of groups that arrive independently; 1 where all wait for all.
-
-    For methods whose code is not run here it is the config's.
-    """
+    """Returns the number of groups that arrive independently; 1 where all wait for all."""
     name = config["method"]["name"]
     methods = known_stack(name)
     return number_of(config, "groups", 1) if not methods or methods.grouped else 1
@@ -50,11 +47,10 @@ def number_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
 def theory(config: Mapping[str, Any]) -> Theory | None:
     """Returns the lag polynomials of plain or heavy-ball SGD; None where no theorem has them.
 
-    Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
-    one worker and equal speeds (a group of more delivers with its slowest, which is not
-    memoryless), and for 'constant' service at equal speeds, once every group has arrived; where no
-    group waits for another (`staleness_bound`) or for the server (`pieces`), links take no time or
-    the same for all, and nothing is dropped (`delay_bound`), kept back (`compression`) or `fresh`.
+    They are exact for synchronous runs, 'geometric' staleness, 'exponential' service of groups of
+    one worker and equal speeds, and 'constant' service at equal speeds, once every group has
+    arrived; where no group waits, links take no time or the same for all, and nothing is dropped,
+    kept back (`compression`) or `fresh`.
     """
     optimizer, name, groups = config["optimizer"], config["method"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
@@ -77,11 +73,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
 
 
 def memoryless(config: Mapping[str, Any]) -> bool:
-    """Whether the implicit momentum is 1 - 1/g, under any optimizer and schedule.
-
-    It is if every group is as likely as another to arrive next, whoever came before, and brings all
-    of its gradient, of blocks that are equally late.
-    """
+    """Returns whether every group is as likely as another to arrive next, whoever came before."""
     groups, cluster = groups_of(config), config["cluster"]
     methods = known_stack(config["method"]["name"])
     if not (methods and methods.simple):
@@ -99,12 +91,10 @@ def memoryless(config: Mapping[str, Any]) -> bool:
 
 
 def _is_whole(config: Mapping[str, Any]) -> bool:
-    """Whether a group brings all of its gradient, of blocks that are equally late."""
     return not (number_of(config, "fresh") or number_of(config, "compression"))
 
 
 def _alike(config: Mapping[str, Any]) -> bool:
-    """Whether all workers are of one speed and link, and none waits or leaves or is dropped."""
     cluster = config["cluster"]
     bounded = number_of(config, "staleness_bound", -1) >= 0
     bounded = bounded or number_of(config, "delay_bound", 0) > 0
@@ -114,10 +104,9 @@ def _alike(config: Mapping[str, Any]) -> bool:
 
 
 def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:
-    """Total variation between the normalized impulse response and a geometric one of its mean.
+    """Returns the total variation between the impulse response and a geometric one of its mean.
 
-    `phi` (K,) and `eta` (Mg + 1,). 0: one term of momentum says it all; 1: it says nothing. NaN
-    where the recursion is unstable or its mean lag belongs to no geometric law.
+    `phi` (K,) and `eta` (Mg + 1,). NaN where the recursion is unstable or no law has its mean lag.
     """
     polynomial = np.concatenate([[1.0], -np.asarray(phi, float)])
     momentum = equivalent_momentum(phi, eta)
@@ -129,10 +118,10 @@ def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:
 
 
 def compared(expected: Theory | None, fitted: Mapping[str, Any]) -> dict[str, Any]:
-    """`theory_NAME` and `NAME_covers` of phi, eta, momentum and learning_rate.
+    """Returns `theory_NAME` and `NAME_covers` of phi, eta, momentum and learning_rate.
 
-    `fitted` has `ok` and `NAME_interval`, one (low, high) or one a term. Terms that the theory
-    lacks are 0; None where there is no theory, no fit, or too few terms fitted.
+    `fitted` has `ok` and `NAME_interval`. Terms that the theory lacks are 0; None where there is no
+    theory, no fit, or too few terms fitted.
     """
     names = ("phi", "eta", "momentum", "learning_rate")
     truths: tuple[Any, ...] = (None,) * 4

@@ -6,33 +6,31 @@ arrivals choose the group at t independently of H_t, so its staleness is geometr
     E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f(x_{t-k})                p = 1/g
     E[d_t - (1 - 1/g) d_{t-1} + (alpha/g) grad f(x_t) | H_{t-1}] = 0       (arXiv 1605.09774)
 
-No mean over replicas, no convexity, no steady state. A server's explicit momentum multiplies the
-polynomial in the lag by (1 - mu L). In general the model is
+A server's explicit momentum multiplies the polynomial in the lag by (1 - mu L). In general
 
     r_t = d_t - sum_{k=1..K} phi_k d_{t-k} + sum_{m=0..M} eta_m G_{t-m},   E[r_t | H_{t-1-M}] = 0
 
-with G_t any unbiased estimate of grad f(x_t) drawn independently of the run. What was known at
-t-1-M is an instrument: here exponential means z_t (J, q) of past G and d, over a mean of |d|^2.
-The generalized method of moments (Hansen 1982) chooses phi and eta so that `sum_t <z_t, r_t>` is
-near 0, in the metric of its covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
+with G_t any unbiased estimate of grad f(x_t) drawn independently of the run. Instruments are
+exponential means z_t (J, q) of past G and d, over a mean of |d|^2. The generalized method of
+moments (Hansen 1982) chooses phi and eta so that `sum_t <z_t, r_t>` is near 0, in the metric of its
+covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
 
-Its variance: r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M),
-near eps_t - (1 - 1/g) eps_{t-1}, hence so strongly negatively correlated that kernels (Newey-West)
-fail. It is inverted, and the sum regrouped by the uncorrelated eps:
+r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M), so negatively
+correlated that kernels (Newey-West) fail. It is inverted, and the sum regrouped by the eps:
 
     sum_t <z_t, r_t> = sum_t <z_t + sum_k theta_k z_{t+k}, eps_t> = sum_t h_t,   V = sum_t h_t h_t'
 
-theta is that of the residuals' own autocovariances. J = (sum h)' V^-1 (sum h) is chi-squared with
+theta is that of the residuals' autocovariances. J = (sum h)' V^-1 (sum h) is chi-squared with
 J - K - M - 1 degrees of freedom if the model is right: a test of lags and of the law of service.
 
 In shuffled epochs every batch makes up for those before it. Let R_t be the examples that the epoch
-has left at t. All batches to come are alike given H_t, so the above holds with f over R_t, for f,
+has left at t. The above holds with f over R_t, for f, and G_t drawn from R_t:
 
     E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k})
     E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
 
-and G_t drawn from R_t. It fails where an epoch begins between t-1 and t. There z_t is 0, and near
-it small, as a jump of z_t would let a whole eps_t in where a small difference should be.
+It fails where an epoch begins between t-1 and t. There z_t is 0, and near it small, as a jump of
+z_t would let a whole eps_t in where a small difference should be.
 """
 
 from collections.abc import Sequence
@@ -55,7 +53,7 @@ Run = tuple[np.ndarray, np.ndarray]  # displacements and gradients, (T, q) each
 
 
 class NotIdentified(ValueError):
-    """The runs determine no coefficients that make sense; the message is one line that says why."""
+    """The runs determine no coefficients that make sense; the message is one line."""
 
 
 class Fit(NamedTuple):
@@ -96,12 +94,12 @@ def fit(
     gradient_lags: int = 0,
     heed: Sequence[np.ndarray] | None = None,
 ) -> Fit:
-    """K = `lags` and M = `gradient_lags` terms fitted to one or several runs of the same setting.
+    """Returns K = `lags` and M = `gradient_lags` terms fitted to runs of the same setting.
 
-    A run is (displacements, gradients), each (T, q) under one projection, from any contiguous
-    window of it. Raw steps -g in place of displacements read what asynchrony alone contributes,
-    eta = 1/g, whatever the optimizer. `heed`, (T,) a run, are factors of the updates' instruments,
-    0 where the model does not hold; by default 1. Raises `NotIdentified`.
+    A run is (displacements, gradients), each (T, q) under one projection. Raw steps -g in place of
+    displacements read what asynchrony alone contributes, eta = 1/g, whatever the optimizer. `heed`,
+    (T,) a run, are factors of the updates' instruments, 0 where the model does not hold; by
+    default 1. Raises `NotIdentified`.
     """
     _check(runs, lags, gradient_lags)
     factors = heed or [np.ones(len(d)) for d, _ in runs]
@@ -155,14 +153,12 @@ def fit(
 
 
 def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Momentum m / (1 + m) of the one-lag recursion with the same mean lag m; shape (...).
+    """Returns the momentum m / (1 + m) of the one-lag recursion with the same mean lag m, (...).
 
     `phi` (..., K) and `eta` (..., Mg + 1). m is the mean of the normalized impulse response of
-    eta(L) / phi(L), the logarithmic derivative of that ratio at L = 1:
+    eta(L) / phi(L):
 
         m = sum_m m eta_m / sum_m eta_m + sum_k k phi_k / (1 - sum_k phi_k)
-
-    For one lag it is phi_1 itself; for pure staleness, E tau / (1 + E tau).
     """
     phi, eta = np.asarray(phi, float), np.asarray(eta, float)
     rest = 1 - phi.sum(-1)
@@ -174,7 +170,7 @@ def equivalent_momentum(phi: np.ndarray, eta: np.ndarray) -> np.ndarray:
 
 
 def moving_average(autocovariances: np.ndarray) -> np.ndarray:
-    """theta_1 .. theta_Q of the invertible moving average with autocovariances 0 .. Q, (Q + 1,).
+    """Returns theta_1 .. theta_Q of the invertible moving average with `autocovariances`, (Q + 1,).
 
     The polynomial sum_k gamma_|k| z^k has its zeros in pairs z, 1/z; those inside are theta's.
     Autocovariances that no moving average has (their spectrum is negative somewhere) are shrunk.
@@ -189,7 +185,6 @@ def moving_average(autocovariances: np.ndarray) -> np.ndarray:
 
 
 def _check(runs: Sequence[Run], lags: int, gradient_lags: int) -> None:
-    """Raises `ValueError` at arguments that cannot be, `NotIdentified` where no fit is possible."""
     if lags < 0 or gradient_lags < 0:
         raise ValueError(f"lags {lags} and gradient_lags {gradient_lags} must not be negative")
     for d, g in runs:
@@ -207,10 +202,7 @@ def _check(runs: Sequence[Run], lags: int, gradient_lags: int) -> None:
 def _estimated(
     prepared: Sequence[tuple], order: int, least: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """(beta, moments (T', J, P), J, strength): the estimate, with residuals of that `order`.
-
-    Raises `NotIdentified` where the moments determine nothing, or too little.
-    """
+    """Returns beta, moments (T', J, P), J and the strength. Raises `NotIdentified`."""
     theta = np.zeros(order)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         try:
@@ -220,7 +212,8 @@ def _estimated(
                 theta = moving_average(_autocovariances(prepared, beta, order))
                 moments, power = _moments(prepared, theta)
                 beta = _least(moments, beta)
-            hansen = _statistic(moments, beta)
+            left = moments.sum(0) @ np.append(1.0, -beta)
+            hansen = float(left @ _inverse(_covariance(moments, beta)) @ left)
             strength = _strength(moments, power, beta)
         except np.linalg.LinAlgError as why:
             raise NotIdentified("moments are collinear: too little noise or signal") from why
@@ -235,10 +228,9 @@ def _estimated(
 def _prepared(
     d: np.ndarray, g: np.ndarray, heed: np.ndarray, lags: int, gradient_lags: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Instruments (T', J, q), signals d_t, d_{t-1}.., -G_t, -G_{t-1}.. (T', P, q), weights (T',).
+    """Returns instruments (T', J, q), signals d_t .., -G_t .. (T', P, q), and weights (T',).
 
-    Update t's instruments are known at t - 1 - M: G up to there, d up to the one before. `heed`
-    (T,) multiplies them and the weights.
+    Update t's instruments are known at t - 1 - M: G up to there, d up to the one before.
     """
     steps, size = d.shape
     delay = 1 + gradient_lags
@@ -266,19 +258,19 @@ def _gram(instruments: np.ndarray) -> np.ndarray:
 
 
 def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) -> np.ndarray:
-    """The residuals' weighed autocovariances at lags 0 .. `order`, over updates and coordinates."""
     total = np.zeros(order + 1)
     for _, signals, weights in prepared:
-        residuals = np.sqrt(weights)[:, None] * _combined(signals, beta)
+        combined = np.append(1.0, -beta).astype(signals.dtype) @ signals
+        residuals = np.sqrt(weights)[:, None] * combined
         total += [np.vdot(residuals[k:], residuals[: len(residuals) - k]) for k in range(order + 1)]
     return total
 
 
 def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """<z_t + sum_k theta_k z_{t+k}, signals through the inverse moving average>, (T', J, P).
+    """Returns <z_t + sum_k theta_k z_{t+k}, the signals' eps>, (T', J, P), and a sum (P, P).
 
-    And the inner products of those signals, (P, P), every update's over its |d|^2: so no burst of
-    a few updates decides.
+    That is of products of the signals through the inverse moving average, every update's over its
+    |d|^2, so that no burst of a few updates decides.
     """
     inner_products, power = [], np.zeros(())
     for instruments, signals, _ in prepared:
@@ -296,27 +288,19 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
     return np.concatenate(inner_products), power
 
 
-def _combined(signals: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """The first of the signals, (T, P, ...), less beta times the others."""
-    return np.append(1.0, -beta).astype(signals.dtype) @ signals
-
-
 def _covariance(moments: np.ndarray, beta: np.ndarray) -> np.ndarray:
     terms = moments @ np.append(1.0, -beta)
     return terms.T @ terms
 
 
 def _solve(sums: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """beta that brings sums (J, P) times (1, -beta) nearest to 0 in the metric `weight`."""
+    """Returns beta that brings sums (J, P) times (1, -beta) nearest to 0 in the metric `weight`."""
     slopes = sums[:, 1:]
     return np.linalg.solve(slopes.T @ weight @ slopes, slopes.T @ weight @ sums[:, 0])
 
 
 def _least(moments: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """beta of the least J, its covariance at the same beta (Hansen, Heaton and Yaron 1996).
-
-    Less biased by weak instruments than a covariance kept from the step before.
-    """
+    """Returns beta of the least J, its covariance at the same beta (Hansen, Heaton, Yaron 1996)."""
     sums = moments.sum(0)
     products = np.einsum("tia,tjb->abij", moments, moments, optimize=True)
     first = _solve(sums, _inverse(_covariance(moments, start)))
@@ -332,17 +316,8 @@ def _least(moments: np.ndarray, start: np.ndarray) -> np.ndarray:
     return first + unit @ scipy.optimize.minimize(hansen, np.zeros(len(first)), method="BFGS").x
 
 
-def _statistic(moments: np.ndarray, beta: np.ndarray) -> float:
-    left = moments.sum(0) @ np.append(1.0, -beta)
-    return float(left @ _inverse(_covariance(moments, beta)) @ left)
-
-
 def _strength(moments: np.ndarray, power: np.ndarray, beta: np.ndarray) -> float:
-    """Cragg and Donald's F (1993) with the covariance of this page.
-
-    What the instruments say of the worst determined combination of regressors, over what they would
-    say by chance; `power` (P, P) of signals turns units of residuals into those of regressors.
-    """
+    """Returns Cragg and Donald's F (1993) with the covariance of this page; `power` is (P, P)."""
     slopes, c = moments.sum(0)[:, 1:], np.append(1.0, -beta)
     information = slopes.T @ _inverse(_covariance(moments, beta)) @ slopes
     least = scipy.linalg.eigh(information, power[1:, 1:], eigvals_only=True)[0]
@@ -350,8 +325,6 @@ def _strength(moments: np.ndarray, power: np.ndarray, beta: np.ndarray) -> float
 
 
 def _momentum(beta: np.ndarray, covariance: np.ndarray, lags: int) -> tuple[float, float]:
-    """The equivalent momentum and its standard error, by its slopes in the coefficients."""
-
     def momentum_of(values: np.ndarray) -> float:
         return float(equivalent_momentum(values[:lags], values[lags:]))
 
@@ -361,7 +334,6 @@ def _momentum(beta: np.ndarray, covariance: np.ndarray, lags: int) -> tuple[floa
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
-    """The inverse of a positive definite matrix, by way of unit diagonals."""
     size = 1 / np.sqrt(np.diag(matrix))
     return size[:, None] * np.linalg.inv(matrix * np.outer(size, size)) * size
 

@@ -1,14 +1,13 @@
 """A test of whether arrivals are memoryless, as the momentum meter's model assumes.
 
-If they are, every group is as likely as another to arrive next, however long it has been away. Of
-the n_t groups that have been away for M updates at least, let r_t be how many came back later than
-the one that arrives. Then r_t is 0 .. n_t - 1 with equal chances, whoever came before, and
+Of the n_t groups that have been away for M updates at least, let r_t be how many came back later
+than the one that arrives. If arrivals are memoryless, r_t is 0 .. n_t - 1 with equal chances, and
 
     z = sum_t (r_t - (n_t - 1)/2) / sqrt(sum_t (n_t^2 - 1)/12)
 
 is nearly normal with variance 1. It is above 0 if service is regular, so that whoever has been away
-longest comes next, and below 0 if some groups are faster than others. With M = 0 this tests one
-term of momentum; a model with M past gradients says nothing of staleness below M.
+longest comes next, and below 0 if some groups are faster than others. M is the past gradients of
+the model.
 """
 
 from collections.abc import Sequence
@@ -28,8 +27,8 @@ class Ages(NamedTuple):
 def ages(worker: Sequence[int] | np.ndarray, groups: int, past: int = 0) -> Ages:
     """Returns the numerator of z and its variance, from a window of arrivals.
 
-    `worker`, (T,): the group that arrived at each of T updates in a row; `past` is M.
-    Groups that have not arrived yet have been away for longer than all that have, by equal ranks.
+    `worker`, (T,): the group that arrived at each of T updates in a row; `past` is M. Groups that
+    have not arrived yet have been away for longer than all that have, by equal ranks.
     """
     arrivals = np.asarray(worker).tolist()
     order: list[int] = []  # groups that have arrived, the last one first

@@ -1,35 +1,25 @@
 """Measures of the parameters at log points: `config.probes`.
 
-noise_scale: the gradient noise scale (arXiv 1812.06162, section 2.2 and appendix A.1)
+noise_scale: the gradient noise scale (arXiv 1812.06162, section 2.2 and appendix A.1), below which
+a larger batch saves as many updates as it has examples. Unbiased from gradients of two batch sizes
+b < n:
 
-    B_simple = tr(Sigma) / |G|^2       G = grad f(x),  Sigma = Cov of one example's gradient
-
-Below it a larger batch saves as many updates as it has examples; above it, none. Unbiased from the
-squared norms of gradients of two batch sizes b < n, as E |G_b|^2 = |G|^2 + tr(Sigma) / b:
-
+    B_simple  = tr(Sigma) / |G|^2      G = grad f(x),  Sigma = Cov of one example's gradient
     |G|^2     = (n |G_n|^2 - b |G_b|^2) / (n - b)
     tr(Sigma) = (|G_b|^2 - |G_n|^2) / (1/b - 1/n)
-
-The log has `gradient_square`, |G|^2, `gradient_trace`, tr(Sigma), and their ratio.
 
 sharpness: the largest eigenvalue of the Hessian H of the training loss, by power iteration
 
     v <- H v / |H v|,   lambda = v' H v          H v = d/de grad f(x + e v) at e = 0
 
-Gradient descent on a quadratic is stable for rates below 2 / lambda. The eigenvalue found is the
-largest in size; of a loss in training it is the largest one.
-
 gradient_similarity: how alike the gradients are of P replicas that have drifted apart
 
     1 / (P (P - 1)) sum over p != q of cos(grad f(x_p), grad f(x_q))
-
-on the same examples: 1 where all replicas agree where to go, 0 where they have nothing in common.
 
 mean_loss: the loss of the mean of those replicas' parameters
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -56,10 +46,7 @@ class GradientMoments(NamedTuple):
 
 
 def moments(problem: Problem, small: int, params: Params, examples: Examples) -> GradientMoments:
-    """Returns a gradient's moments, from n examples and their n // small batches of `small`.
-
-    Raises ValueError unless there are at least two such batches.
-    """
+    """Returns moments from n examples and their n // small batches. Raises ValueError below two."""
     n = examples_in(examples)
     if n < 2 * small:
         raise ValueError(f"{n} examples: must be at least two batches of {small}")
@@ -79,47 +66,33 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
     return GradientMoments(whole - trace / large, trace)
 
 
-def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:
-    """Returns H v, H of the mean loss of all examples."""
-    return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
-
-
 def sharpness(
     problem: Problem, params: Params, examples: Examples, iterations: int = ITERATIONS
 ) -> jax.Array:
-    """Returns lambda of the mean loss of all examples, from below, after so many iterations.
+    """Returns lambda of the mean loss of all examples, from below, after so many iterations."""
 
-    It starts from the gradient, which along a training run lies mostly in the sharpest directions.
-    """
-    hessian = partial(hessian_times, problem, params, examples)
+    def hessian(v: Params) -> Params:
+        return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
 
-    def unit(v: Params) -> Params:
-        return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(v), jnp.finfo(jnp.float32).tiny), v)
-
-    def iterate(_: int, v: Params) -> Params:
-        return unit(hessian(v))
-
-    start = unit(jax.grad(problem.loss)(params, examples))
-    v = jax.lax.fori_loop(0, iterations, iterate, start)
+    start = _unit(jax.grad(problem.loss)(params, examples))
+    v = jax.lax.fori_loop(0, iterations, lambda _, v: _unit(hessian(v)), start)
     return optax.tree.vdot(v, hessian(v))
+
+
+def _unit(v: Params) -> Params:
+    return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(v), jnp.finfo(jnp.float32).tiny), v)
 
 
 def alignment(problem: Problem, replicas: Params, examples: Examples) -> jax.Array:
     """Returns the mean cosine of P replicas' gradients, leaves (P, ...); NaN of one replica."""
-
-    def direction(params: Params) -> Params:
-        gradient = jax.grad(problem.loss)(params, examples)
-        length = optax.tree.norm(gradient)
-        return optax.tree.scale(1 / jnp.maximum(length, jnp.finfo(jnp.float32).tiny), gradient)
-
-    directions = jax.lax.map(direction, replicas)
+    gradient = jax.grad(problem.loss)
+    directions = jax.lax.map(lambda params: _unit(gradient(params, examples)), replicas)
     p = len(jax.tree.leaves(directions)[0])
     total = optax.tree.norm(jax.tree.map(lambda leaf: leaf.sum(axis=0), directions), squared=True)
     return (total - p) / jnp.where(p > 1, p * (p - 1), jnp.nan)
 
 
 def noise_of(problem: Problem, params: Params, _: Params, examples: Examples) -> Found:
-    """The noise scale. Its |G|^2 is unbiased, so it may be below zero, and the ratio too."""
     small = min(SMALL, len(jax.tree.leaves(examples)[0]) // 2)
     found = moments(problem, small, params, examples)
     named = {"gradient_square": found.square, "gradient_trace": found.trace}
@@ -127,17 +100,14 @@ def noise_of(problem: Problem, params: Params, _: Params, examples: Examples) ->
 
 
 def sharpness_of(problem: Problem, params: Params, _: Params, examples: Examples) -> Found:
-    """The largest eigenvalue of the Hessian, of at most CURVED examples."""
     return {"sharpness": sharpness(problem, params, head(examples, CURVED))}
 
 
 def similarity_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
-    """The mean cosine of the replicas' gradients, of at most CURVED examples."""
     return {"gradient_similarity": alignment(problem, replicas, head(examples, CURVED))}
 
 
 def mean_of(problem: Problem, _: Params, replicas: Params, examples: Examples) -> Found:
-    """The loss of the mean of the replicas' parameters."""
     mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), replicas)
     return {"mean_loss": problem.loss(mean, examples)}
 

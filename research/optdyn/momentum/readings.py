@@ -1,10 +1,7 @@
 """The momentum meter's readings: fits of `momentum/moments.py` to windows of a run's updates.
 
-    raw steps -g_t            one lag: implicit momentum, under any optimizer
-    d_t / alpha_t             implicit and explicit momentum of heavy-ball SGD, a lag each
-
-The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
-depend on how long groups have been away (`momentum/order_of_arrivals.py`).
+Raw steps -g_t give the implicit momentum, under any optimizer; d_t / alpha_t, with a lag more, that
+and the explicit one of heavy-ball SGD. The J test and the order of arrivals test the model.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +27,12 @@ class Windows(NamedTuple):
     steps: int  # of the run
 
     def until(self, step: int) -> int:
-        """Returns the first update after `step` at which a window begins or ends, or the run."""
+        """Returns the first update after `step` at which a window, or the run, begins or ends."""
         begin = step - step % self.every
         ends = (begin + self.window, begin + self.every)
         return min(self.steps, next(end for end in ends if end > step))
 
     def has(self, step: int) -> bool:
-        """Whether an update is in a window."""
         return step % self.every < self.window
 
     def before(self, step: int) -> int:
@@ -66,9 +62,8 @@ class Window(NamedTuple):
 def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
     """Returns (step, explicit momentum from then on) for each reading in the log.
 
-    mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
-    the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
-    not known, and momentum that is too large diverges.
+    mu = M - i, M the total aimed at, and i the mean of all readings of the implicit momentum, each
+    by its precision. Before the first mu is 0, as momentum that is too large diverges.
     """
     changes, sums, precision = [(0, 0.0)], 0.0, 0.0
     for row in rows:
@@ -84,9 +79,8 @@ def figures(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Jso
     """Returns the figures of the windows, for the log.
 
     `implicit_momentum` with its 95 % interval and the p-value of the model; likewise
-    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
-    and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
-    for memoryless groups.
+    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms; `effective_learning_rate`, rate /
+    g for memoryless groups.
     """
     found: Json = {}
     for name, terms in (("implicit", 1), ("fitted", lags)):
@@ -109,17 +103,14 @@ def figures(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Jso
 
 
 def in_place(row: Json, read: Json) -> Json:
-    """Returns the row with these figures, or this refusal, in place of its own; {} changes none."""
+    """Returns the row with these figures, or this refusal, in place of those it had."""
     if not read:
         return row
     return {name: value for name, value in row.items() if not name.startswith(READ)} | read
 
 
 def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
-    """Returns the fit of the displacements over their learning rates, or of the `raw` steps.
-
-    Raises `NotIdentified`.
-    """
+    """Returns the fit of displacements over rates or of `raw` steps. Raises `NotIdentified`."""
     many = sum(len(window.gradients) for window in ended)
     runs = []
     for window in ended:
@@ -134,10 +125,7 @@ def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool
 
 
 def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
-    """Returns the p-value of the model: twice the less of J's and of the arrivals'.
-
-    It is J's where the arrivals are not known, or where no lag of steps makes staleness geometric.
-    """
+    """Returns the p-value of the model: twice the less of J's and of the arrivals', if known."""
     known = [window.ages(gradient_lags) for window in ended if window.ages]
     if not known or not len(it.phi):
         return it.p
@@ -145,10 +133,7 @@ def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
 
 
 def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
-    """Returns sketches (T, q) folded to fewer numbers, until `many` have NUMBERS at most.
-
-    The number i of a sketch of q is added to i mod q/2: what a sketch of q/2 would have been.
-    """
+    """Returns sketches (T, q) folded to fewer numbers, until `many` have NUMBERS at most."""
     while many * sketches.shape[1] > NUMBERS and sketches.shape[1] % 2 == 0:
         sketches = sketches.reshape(len(sketches), 2, -1).sum(axis=1)
     return sketches

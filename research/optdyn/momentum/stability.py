@@ -2,9 +2,8 @@
 
     x_{t+1} = x_t - a x_{r(t)}          a = alpha lambda, of the direction with curvature lambda
 
-r(t) is the version that the arriving group had read. The limit a* is the a at which E x_t^2 neither
-grows nor falls: over replicas of the arrivals, as random staleness makes some of them grow first.
-Known cases: a* = 2 without staleness; 2 sin(pi / (4 tau + 2)) with the constant staleness tau.
+The limit a* is the a at which E x_t^2 over replicas of the arrivals neither grows nor falls. It is
+2 without staleness, and 2 sin(pi / (4 tau + 2)) with the constant staleness tau.
 """
 
 import numpy as np
@@ -15,11 +14,7 @@ STEPS = np.geomspace(2.0**-9, 2.0, 161)  # values of a, in ratios of 1.044
 
 
 def limit(arrivals: Timeline) -> float:
-    """Returns a*, from arrivals (replicas, steps): some 100 replicas of some 40 steps a group.
-
-    Infinite where nothing is stale: there momentum, which is tuned too, lifts the limit, as the
-    long-run step alpha / (1 - mu) is stable up to 2 (1 + mu) / (1 - mu) / lambda.
-    """
+    """Returns a*, from arrivals (replicas, steps); infinite where nothing is stale."""
     if not arrivals.staleness.any():
         return np.inf
     replicas, updates = arrivals.worker.shape

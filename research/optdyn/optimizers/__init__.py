@@ -37,8 +37,6 @@ Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its ar
 
 
 class HasOptimizer(Protocol):
-    """An experiment, or another value with an optimizer."""
-
     @property
     def optimizer(self) -> Optimizer: ...
 
@@ -56,10 +54,7 @@ def known() -> dict[str, Make]:
 
 
 def maker(name: str) -> Make | None:
-    """Returns the function that makes the optimizer; None if there is none.
-
-    Raises `ConfigError` for a name of the user's code that cannot be imported.
-    """
+    """Returns the function that makes the optimizer, or None. Raises `ConfigError`."""
     if lookup.is_user_name(name):
         return lookup.find(KEY, name, {})
     module: Any = contrib if name.startswith(CONTRIB) else optax
@@ -86,35 +81,31 @@ def words(name: str) -> str:
 
 
 def takes_momentum(name: str) -> bool:
-    """Whether the optimizer called `name` has an argument `momentum`."""
     return "momentum" in arguments(name)
 
 
 def is_fixed(name: str) -> bool:
-    """Whether the optimizer called `name` has a fixed learning rate, which is not an argument."""
+    """Returns whether the optimizer's learning rate is fixed, and so no argument."""
     return bool(getattr(maker(name), "fixed", False))
 
 
 def is_heavy_ball(name: str) -> bool:
-    """Whether the optimizer called `name` is v <- g + mu v, x <- x - alpha v."""
+    """Returns whether the optimizer is v <- g + mu v, x <- x - alpha v."""
     return name in ("sgd", "closed_loop")
 
 
 def follows_delays(name: str) -> bool:
-    """Whether the optimizer called `name` takes the delay of an update's one gradient."""
+    """Returns whether the optimizer takes the delay of an update's one gradient."""
     return name == "closed_loop"
 
 
 def has_bases(name: str) -> bool:
-    """Whether the optimizer called `name` keeps bases, whose mean over nodes is no basis."""
+    """Returns whether the optimizer keeps bases, whose mean over nodes is no basis."""
     return name == "soap"
 
 
 def transform(name: str) -> Make:
-    """Returns the function that makes a transform of `config.optimizer.chain`.
-
-    It is one of TRANSFORMS, of optax or the user's. Raises `ConfigError` if there is none.
-    """
+    """Returns a function of TRANSFORMS, of optax or the user's. Raises `ConfigError`."""
     if not lookup.is_user_name(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
         if inspect.isfunction(of_optax) and not name.startswith("_"):
@@ -148,10 +139,9 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer called `name`; its `update(grads, state, params, **hyper)` is traced.
 
-    `hyper_names` are the arguments of each update, `options` those fixed at compile time.
-    `optax.sgd` has the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
-    Gradients first go through the transforms of the `chain`, names with options; the optimizer's
-    steps go through those in `AFTER`.
+    `hyper_names` are the arguments of each update, `options` those fixed at compile time. Gradients
+    first go through the transforms of the `chain`, names with options; the optimizer's steps go
+    through those in `AFTER`.
     """
     make, fixed = cast(Make, maker(name)), plain(options)
     before, after = (
@@ -182,7 +172,7 @@ def optimizer(
 
 
 def _unshared(state: Tree, params: Params) -> Tree:
-    """The state with copies of arrays that are in it twice or are parameters: all are donated."""
+    """Copies arrays that are in the state twice or are parameters, as all are donated."""
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
     def copied(leaf: Array) -> Array:
@@ -207,11 +197,7 @@ def _is_loop(state: Tree) -> bool:
 
 
 def check(setup: HasOptimizer, groups: int, params: Params) -> None:
-    """Traces an update of the setup's optimizer with so many groups, for parameters like these.
-
-    Raises `ConfigError` if it fails, needs arguments that no update has, or returns a state that
-    the next update cannot take. Done once for all configs of that optimizer and such parameters.
-    """
+    """Traces an update of the setup's optimizer. Raises `ConfigError` if it cannot be used."""
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
     objects = lookup.user_objects(setup, lookup.OPTIMIZER)

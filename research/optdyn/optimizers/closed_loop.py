@@ -8,19 +8,14 @@ the explicit momentum mu corrected towards a target mu*. With staleness tau,
                 (x_{t-tau+1} - x_{t-tau} + alpha grad f(x_{t-tau})) / (x_{t-tau} - x_{t-tau-1})
     mu        <- mu + gamma (mu* - mu_T)
 
-in the paper's algorithm with its t moved by one: the gradient that arrives at update t is the one
-at x_{t-tau}, so the momentum of update t - tau is measured then. With the velocity v of the heavy
-ball, v <- g + mu v and x <- x - alpha v, displacements are -alpha v and the learning rate cancels:
+The paper's t is moved by one: the gradient that arrives at update t is the one at x_{t-tau}, so the
+momentum of update t - tau is measured then. With v <- g + mu v and x <- x - alpha v,
 
     mu_T      = median over coordinates of (v_{t-tau} - g_t) / v_{t-tau-1}
 
-which under a learning-rate schedule still is mu where tau = 0. This is a ratio along the path, with
-the learning rate alpha, and not the 1 - 1/g of the mean recursion, which has alpha / g: it exceeds
-mu by more the further x moves in tau updates. Where that is little, or where gradient noise
-outweighs the gradient, mu_T is near mu however stale the gradients. So the loop holds mu_T at the
-target but does not find the momentum that theory compensates with: for mu* = 0.9 and 16 memoryless
-groups it settles at mu of 0.77 to 0.86 on a quadratic, by the learning rate, and of 0.87 to 0.89 on
-an MLP on MNIST, where 0.9 - (1 - 1/16) is -0.04.
+This is a ratio along the path, and not the 1 - 1/g of the mean recursion. So the loop holds mu_T at
+the target but does not find the momentum that theory compensates with: for mu* = 0.9 and 16
+memoryless groups it settles at mu of 0.77 to 0.89, where 0.9 - (1 - 1/16) is -0.04.
 """
 
 import math
@@ -53,13 +48,10 @@ def closed_loop(
 ) -> optax.GradientTransformation:
     """Returns heavy ball of learning rate alpha whose total momentum is held at mu*, `momentum`.
 
-    Learning rate, momentum and gamma may be traced, and other numbers at every update.
     `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
-    g groups of equal speed. mu starts at mu*, moves with it, and stays within LIMIT of 0; it may be
-    negative. gamma = 0 is heavy ball. The state holds tau + 2 copies of the parameters, where heavy
-    ball holds one; an update sorts one number a parameter. Nothing is corrected before tau + 2
-    updates, as nothing has moved twice, nor where mu_T is not finite.
-    Raises ValueError if `staleness` is no integer from 0 up, or `gamma` a number that is not.
+    g groups of equal speed. Learning rate, momentum and gamma may be traced. mu starts at mu* and
+    stays within LIMIT of 0. The state holds tau + 2 copies of the parameters; before so many
+    updates nothing is corrected. Raises ValueError if `staleness` or `gamma` is out of range.
     """
     if not isinstance(staleness, int) or staleness < 0:
         raise ValueError(f"staleness {staleness!r}: must be 0 or more updates")
@@ -102,8 +94,8 @@ def closed_loop(
 def total_momentum(grads: Params, velocity: Params, before: Params) -> jax.Array:
     """Returns the median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s, or NaN.
 
-    Left out are coordinates that did not move, and those without a gradient, as of pixels that are
-    black in all of a batch: their ratio is mu whatever the staleness, and on MNIST they are most.
+    Left out are coordinates that did not move, and those without a gradient, whose ratio is mu
+    whatever the staleness.
     """
     g, v, b = (ravel_pytree(tree)[0] for tree in (grads, velocity, before))
     moved = (b != 0) & (g != 0)

@@ -43,7 +43,6 @@ class Optimizer(Value, section="optimizer", union=True):
 
     @property
     def momentum(self) -> float:
-        """Explicit momentum; 0 for an optimizer without momentum."""
         return 0.0
 
     @property
@@ -114,8 +113,6 @@ class Optax(Optimizer, custom=True):
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A function of a learning rate that returns an optimizer without that argument."""
-
     fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
     optimizer: optax.GradientTransformation
 
@@ -124,7 +121,6 @@ class _Fixed:
 
 
 def _named(transform: Any) -> Any:
-    """The name of a function or of a transformation of optax; other values as they are."""
     if isinstance(transform, optax.GradientTransformation):
         return name_of(ConstantFunction(transform), OPTAX, transform)
     return name_of(transform) if callable(transform) else transform

@@ -113,8 +113,6 @@ def _are_steps(pair: tuple[Sequence[int], Sequence[float]]) -> bool:
 
 
 def _vectorized(name: str, schedule: optax.Schedule) -> optax.Schedule:
-    """The user's schedule as a function of an array of update numbers."""
-
     def one(step: jax.Array) -> jax.Array:
         rate = jnp.asarray(schedule(step), jnp.float32)
         if rate.shape:

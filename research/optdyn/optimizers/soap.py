@@ -7,9 +7,8 @@
     L <- b2 L + (1 - b2) G G',   R <- b2 R + (1 - b2) G' G
     Q_L <- qr(L Q_L),   Q_R <- qr(R Q_R)      every f updates: a step of the power iteration
 
-Arrays of more axes are matrices of their last axis by all others; of vectors it is Adam. The bases
-begin as those of the parameters, so that it is Adam until they are renewed for the first time. Adam
-in such bases is what "basis rotation" (arXiv 2602.03515) found robust to stale gradients.
+Arrays of more axes are matrices of their last axis by all others; of vectors, and before the first
+bases, it is Adam. It is the "basis rotation" (arXiv 2602.03515) found robust to stale gradients.
 """
 
 from typing import NamedTuple

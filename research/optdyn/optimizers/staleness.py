@@ -6,9 +6,6 @@ with lambda g * g in place of the Hessian:
     g <- g + lambda g * g * (x - x_read)
     lambda_t = lambda / sqrt(s_t + eps),   s_t = m s_{t-1} + (1 - m) g * g         adaptive
 
-x_read is what the group itself had read that delivers g, the argument `read_params`. Exact for a
-quadratic where lambda g * g is its curvature.
-
 Staleness-dependent rates multiply g by a function of its delay tau, the argument `staleness`:
 
     inverse    1 / max(tau, 1)                       Zhang et al., arXiv 1511.05950
@@ -16,12 +13,11 @@ Staleness-dependent rates multiply g by a function of its delay tau, the argumen
     power      ((1 + tau) / (1 + k))^-a              FedBuff's weights, arXiv 2106.06639
     annealed   max(tau, 1)^-(1 - min(t / T, 1))      PipeMare, arXiv 1910.05124
 
-k is a delay at which nothing changes, by default the mean of all so far. Where blocks have a server
-or a stage each, so they have a tau. An optimizer that divides by the size of g, as Adam does,
-divides much of these factors out again.
+k is a delay at which nothing changes, by default the mean of all so far. An optimizer that divides
+by the size of g, as Adam does, divides much of these factors out again.
 
 Error feedback (Zmushko et al., arXiv 2606.30634) comes after the optimizer, whose steps u are of
-gradients that are one update late. What the step before should have been, and was not, is added:
+gradients that are one update late:
 
     x_{t+1} = x_t + u_t + lambda (u_t - u_{t-1})
 """

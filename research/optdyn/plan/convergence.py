@@ -5,11 +5,8 @@ the learning rate tuned for every mini-batch of B examples,
 
     updates(B) = U_min (1 + B_noise / B) = U_min + E_min / B        B_noise = E_min / U_min
 
-However large the mini-batch, training takes U_min updates at least; however small it is, E_min
-examples at least. At the gradient noise scale B_noise it takes twice as many of both. If B_noise is
-0 a larger mini-batch is useless, and if it is infinite all mini-batches take as many examples.
-
-An `Updates` function returns updates(B) as an interval of level `planner.LEVEL`.
+At least U_min updates and E_min examples; at the gradient noise scale B_noise twice as many of
+both. An `Updates` function returns updates(B) as an interval of level `planner.LEVEL`.
 """
 
 import math
@@ -51,10 +48,7 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> UpdatesLaw:
 
 
 def from_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
-    """Returns intervals of the next run from three runs or more at two mini-batches or more.
-
-    They are Student's prediction intervals of the logarithms, with the law linearized at its fit.
-    """
+    """Returns Student's prediction intervals of the next run, from three at two mini-batches."""
     b, u = np.asarray(batches, float), np.asarray(updates, float)
     law = fit(b, u)
 
@@ -90,11 +84,7 @@ def from_noise_scale(updates: Interval, batch: int, noise: float) -> Updates:
 
 
 def from_all_noise_scales(updates: Interval, batch: int) -> Updates:
-    """Returns intervals over all noise scales: the median is that of the worst.
-
-    The worst is infinite for a mini-batch smaller than `batch`, and 0 for a larger one. The low end
-    is that of the best.
-    """
+    """Returns intervals over all noise scales from 0 to infinity; the median is of the worst."""
 
     def predicted(other: int) -> Interval:
         scales = sorted((1.0, batch / other))

@@ -5,9 +5,9 @@ Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709
     T_il, M_il         seconds and bytes of convolution i by algorithm l
     M_FM, M_MP, M_C    bytes of feature maps, of parameters, and of the classifier
 
-Convolutions are measured in the trainer's program, because by themselves they are compiled to other
-code (on a CPU, XLA's own is slower between neighbours). T_il and M_il are what the program takes in
-addition with algorithm l in place of its own. Equal convolutions change together.
+Convolutions are measured in the trainer's program, as XLA compiles them to other code by
+themselves: T_il and M_il are what the program takes in addition with algorithm l in place of its
+own. Equal convolutions change together.
 """
 
 import math
@@ -112,7 +112,6 @@ def convolutions(run: Run) -> Layers:
 
 
 def distinct(layers: Layers) -> list[Convolution]:
-    """Returns the convolutions without repetition."""
     return list(dict.fromkeys(layers.values()))
 
 
@@ -123,7 +122,6 @@ def choice_of_config(lowering: str, layers: Layers) -> Choice:
 
 
 def lowering(layers: Layers, choice: Choice) -> str:
-    """Returns `config.model.lowering` of a choice."""
     names = dict(zip(distinct(layers), choice, strict=True))
     return ",".join(names[layer] for layer in layers.values())
 
@@ -170,9 +168,8 @@ def tables(
 ) -> Tables:
     """Measures T_il, M_il and M_bound with `base` and with one exchange at a time.
 
-    An exchange that does not fit in `memory` is not timed and not chosen, even beside smaller ones.
-    M_bound is lowered until the choice of `planner.algorithms` fits as well: bytes are not quite a
-    sum over convolutions. If no choice fits, `base` remains.
+    An exchange that does not fit in `memory` is not chosen, even beside smaller ones. M_bound is
+    lowered until the choice of `planner.algorithms` fits as well. If none fits, `base` remains.
     """
     size = update(batch, base).bytes
     if size > memory:
@@ -232,16 +229,12 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
 
 
 def with_lowering(config: Config, lowering: str) -> Config:
-    """Returns the experiment with these algorithms, if its model may have convolutions."""
     has = "lowering" in config.model.field_table()
     return config.with_({"model.lowering": lowering}) if has else config
 
 
 def updates(run: Run, layers: Layers) -> Updates:
-    """Returns a function to the program for a mini-batch and a choice, which compiles it once.
-
-    The run is one of one device and of at least CHUNK steps.
-    """
+    """Returns (batch, choice) -> program, compiled once, for a run of one device."""
     examples = run.program.layout.put_examples(run.data.train)
     hypers = {name: values[:CHUNK] for name, values in run.hypers.items()}
     events = Event(entries_at(run.timeline.plan, slice(CHUNK)), hypers)

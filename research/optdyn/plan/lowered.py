@@ -1,9 +1,7 @@
 """`config.model.lowering = 'measured'`: the fastest algorithm of each convolution, measured once.
 
-The choice is that of a plan without a bound on memory, at the mini-batch that one device computes:
-from programs with one algorithm exchanged at a time, measured once more as a whole, and dropped if
-it does not pay. A file keeps it for each model, mini-batch and machine. The choice is then written
-out in the config, as if the user had set it, so that a workdir says it.
+The choice is that of a plan without a bound on memory, at the mini-batch that one device computes.
+A file keeps it for each model, mini-batch and machine; the config has it as if the user had set it.
 """
 
 import contextlib
@@ -23,9 +21,9 @@ from optdyn.train import memory_checks
 
 
 def resolved(config: Config, kept: Path, workdir: Path) -> str:
-    """Returns the choice for 'measured' in a run's config, from its workdir or the file `kept`.
+    """Returns the choice for 'measured', from the workdir, the file `kept`, or measured now.
 
-    Without either it is measured; '' if the model has no convolutions. Raises as `plans.prepare`.
+    It is '' if the model has no convolutions. Raises as `plans.prepare`.
     """
     before = read_json(workdir / "config.json")
     if _model_json(before.get("model", {})) == _model_json(config.to_dict()["model"]):
@@ -82,5 +80,4 @@ def fastest(config: Config) -> str:
 
 
 def _model_json(model: Mapping[str, object]) -> Json:
-    """Returns a model's JSON but for its lowering."""
     return json.loads(json.dumps({k: v for k, v in model.items() if k != "lowering"}))

@@ -8,8 +8,8 @@ Hadjis et al., "Omnivore" (arXiv 1606.04487), cut a network in two phases: first
     T_conv_network(1),  the parameters of a phase there and back over the config's network; where
     T_fc_network        there are k devices, an all-reduce among them over k, as it grows with k
 
-Computing includes the gathering of the batch and the optimizer's step. A network that is not cut is
-all first phase, with the loss. Activations on their way to a merged server are not counted.
+Computing includes the gathering of the batch and the optimizer's step. Activations on their way to
+a merged server are not counted.
 """
 
 import time
@@ -52,18 +52,16 @@ class Loop(NamedTuple):
 
 
 class MeasurementPlan(NamedTuple):
-    """The measurements of a config."""
-
     blocks: dict[str, list[str]]  # names, of the phases `conv` and `fc`
     loops: dict[str, Loop]  # of the keys of config.cluster.pieces that are measured
     known: dict[str, float]  # seconds of the other keys
 
 
 def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """Returns the number of a model's blocks in the first phase.
+    """Returns the number of a model's blocks in the first phase. Raises as `cut`.
 
     The last phase is `fresh`, the blocks of the merged server; without any, all blocks after the
-    last one called conv...; without any of those, there is none. Raises as `cut`.
+    last one called conv...; without any of those, there is none.
     """
     convolutions = [i for i, name in enumerate(names) if name.startswith("conv")]
     return convolutions[-1] + 1 if convolutions and not fresh else cut(names, fresh)
@@ -72,8 +70,8 @@ def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
 def phases(problem: Problem, first: int) -> dict[str, Phase]:
     """Returns `conv` of the first blocks and `fc` of the others, which make the loss's gradient.
 
-    `conv` passes activations to `fc`, and gets the loss's gradient by them. Where all blocks are
-    first ones, `conv` has the loss and passes nothing.
+    `conv` passes activations to `fc`, and gets the loss's gradient by them. It has the loss if
+    there is no `fc`.
     """
     pieces = merged(problem, first)
 
@@ -91,10 +89,7 @@ def phases(problem: Problem, first: int) -> dict[str, Phase]:
 
 
 def prepare(config: Config) -> MeasurementPlan:
-    """Returns the loops of a config's first phase and last, and of their messages.
-
-    Raises as `trainer.prepare`, and `ConfigError` if it has no such phases.
-    """
+    """Returns the loops of a config's phases and messages. Raises as `trainer.prepare`."""
     methods = config.methods
     without = "pieces" not in methods.outermost.cluster
     refuse_first(config, [Join("method.name", without, "does not have these pieces")])
@@ -123,8 +118,6 @@ def prepare(config: Config) -> MeasurementPlan:
 
 
 def _examples(run: trainer.Run) -> DataBlock:
-    """Returns the first few batches, on this process's device."""
-
     def put(examples_of: Callable[[int], Examples]) -> Examples:
         return jax.tree.map(jnp.asarray, examples_of(0))
 
@@ -133,10 +126,7 @@ def _examples(run: trainer.Run) -> DataBlock:
 
 
 def measure(loops: Mapping[str, Loop], rounds: int = ROUNDS) -> dict[str, np.ndarray]:
-    """Returns the seconds of one exchange of each loop, (rounds,); a round times all in turn.
-
-    Processes begin each timing together, since they share cores and a memory bus in training too.
-    """
+    """Returns the seconds of one exchange of each loop, (rounds,); a round times all in turn."""
     timers = [_timer(loop) for loop in loops.values()]
     seconds = np.array([[timer() for timer in timers] for _ in range(rounds)])
     return dict(zip(loops, seconds.T, strict=True))
@@ -211,5 +201,4 @@ def all_reduces(params: Params) -> Loop:
 
 
 def flags(pieces: Mapping[str, float]) -> list[str]:
-    """Returns the command-line flags of a run on a cluster with these pieces."""
     return [f"--config.cluster.pieces.{name}={seconds:.4g}" for name, seconds in pieces.items()]

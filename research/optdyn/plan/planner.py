@@ -43,7 +43,7 @@ PerBatch = Callable[[int], np.ndarray]  # mini-batch -> (layers, algorithms)
 
 
 class PlanError(InputError):
-    """A plan that does not exist."""
+    pass
 
 
 class Candidate(NamedTuple):
@@ -70,15 +70,10 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     """Returns the algorithm of each layer with the least sum of times within the bound, (layers,).
 
     `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
-    either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
-    Which of several least sums is returned is not defined.
-
-    Bytes beyond the least memory, slack in all, are counted in units of at most slack / 32768:
-    first rounded down, so that a choice that keeps the bound in bytes as well is optimal; if it
-    does not, rounded up, so that the bound is kept, and less than a unit a layer is out of reach.
-    Below 65536 bytes of slack nothing is rounded.
-
-    Raises PlanError for a layer without algorithm, or a bound below the smallest that would do.
+    either says that the layer has no such algorithm. `bound` is M_bound in bytes. Bytes beyond the
+    least memory, slack in all, are counted in units of at most slack / 32768: first rounded down,
+    so that a choice that keeps the bound in bytes as well is optimal; if it does not, rounded up,
+    so that less than a unit a layer is out of reach. Raises PlanError where no choice would do.
     """
     times, memory = _tables(times, memory)
     missing = ~np.isfinite(memory).any(axis=1)
@@ -121,11 +116,7 @@ def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
 def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchFit:
     """Returns the largest mini-batch, of 1 to `most`, within the bound, to about 1 in 64.
 
-    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler chooses
-    another algorithm. Along a line Brent's method takes the two ends, its estimate and one more to
-    verify that; otherwise it bisects.
-
-    Raises PlanError if a single example does not fit.
+    Bytes grow nearly along a line. Raises PlanError if a single example does not fit.
     """
     known = dict[int, float]()
 
@@ -151,10 +142,7 @@ def batches(
 ) -> list[Candidate]:
     """Solves the integer program for each candidate mini-batch, in their order.
 
-    The functions map a mini-batch to the arguments of `algorithms`. Times include all that an
-    update does: work without alternatives is a layer of one algorithm, the others inf.
-
-    Raises PlanError if none fits.
+    Work without alternatives is a layer of one algorithm. Raises PlanError if none fits.
     """
     rows = []
     for size in candidates:
@@ -172,10 +160,7 @@ def batches(
 
 
 def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Candidate:
-    """Returns the feasible row of least updates(B) seconds(B), the smallest batch of equals.
-
-    `updates_of` maps a mini-batch to how many updates training takes.
-    """
+    """Returns the feasible row of least updates(B) seconds(B), the smallest batch of equals."""
     feasible = (row for row in rows if row.feasible)
     return min(feasible, key=lambda row: (updates_of(row.batch) * row.seconds, row.batch))
 
@@ -191,10 +176,7 @@ def speedup(overhead_ratio: float, gpus: int) -> float:
 
 
 def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
-    """Returns lemma 1 in seconds: T_C / G + T_O; T_C for one GPU, which exchanges with none.
-
-    `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
-    """
+    """Returns lemma 1 in seconds: T_C / G + T_O; T_C for one GPU, which exchanges with none."""
     return t_c if gpus == 1 else t_c / gpus + t_o
 
 
@@ -207,18 +189,14 @@ def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:
 def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
     """Returns the fewest servers whose communication takes no longer than computation (lemma 2).
 
-    S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
-    bytes/s of each server, during the T_C seconds that a worker computes for its part of the
-    mini-batch. Exact: rounding adds no server.
+    S_p bytes of parameters are pulled and pushed in every mini-batch by each of N_w workers, over
+    B_ps bytes/s of each server, during T_C seconds of computing. Exact: rounding adds no server.
     """
     return math.ceil(2 * Fraction(s_p) * n_w / (Fraction(b_ps) * Fraction(t_c)))
 
 
 def interval(samples: ArrayLike) -> Interval:
-    """Returns the median, and the interval of the next lognormal sample at `LEVEL`.
-
-    Student's prediction interval of the logarithms of two samples or more.
-    """
+    """Returns the median, and Student's prediction interval of the next lognormal sample."""
     logs = np.log(np.asarray(samples, float))
     middle = logs.mean()
     half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size) * student(logs.size - 1)
@@ -231,10 +209,7 @@ def student(freedom: int) -> float:
 
 
 def gain(before: ArrayLike, planned: ArrayLike) -> Interval:
-    """Returns how many times faster `planned` is than `before`, both (rounds,) seconds, in turn.
-
-    It is the geometric mean of the rounds' ratios with Student's interval of it.
-    """
+    """Returns the geometric mean of the rounds' ratios, before over planned, and its interval."""
     ratios = np.asarray(before, float) / np.asarray(planned, float)
     median, low, _ = interval(ratios)
     # A prediction's half width is sqrt(1 + n) times that of the mean.
@@ -250,10 +225,9 @@ def pays(found: Interval) -> bool:
 def time_to_train(updates: Interval, seconds: Interval) -> Interval:
     """Returns the seconds to train: updates times seconds an update.
 
-    Assumes that the two are independent, that their intervals have the same level, and that their
-    logarithms are normal. Then medians multiply and distances from them, in logarithms, add in
-    squares; the interval of the product has that level, too. Where an interval is not symmetric in
-    logarithms, the two sides are computed separately, which is an approximation.
+    Assumes that the two are independent, have intervals of one level, and normal logarithms:
+    medians multiply, and distances from them, in logarithms, add in squares. Where an interval is
+    not symmetric in logarithms, the two sides are computed separately, which is an approximation.
     """
     logs = np.log(np.array([updates, seconds]))
     below, above = np.exp(np.linalg.norm(logs[:, 1:] - logs[:, :1], axis=0)).tolist()

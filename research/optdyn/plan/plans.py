@@ -1,8 +1,7 @@
 """A plan of one device: the mini-batch and the algorithms that train soonest, measured here.
 
 A plan is made from programs in which one algorithm each was exchanged. It is then measured as a
-whole, in turn with the config's algorithms, which remain where its gain is below the noise. The
-mini-batch is the measured one with the least updates(B) seconds(B).
+whole, in turn with the config's algorithms, which remain where its gain is below the noise.
 """
 
 import math
@@ -40,8 +39,6 @@ class Start(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A config's programs on one device."""
-
     run: Run
     convolutions: Layers
     update: Updates
@@ -78,7 +75,6 @@ def prepare(config: Config) -> Run:
 
 
 def start(config: Config) -> Start:
-    """Returns what a plan starts from; raises as `prepare`."""
     run = prepare(config)
     convolutions = layers.convolutions(run)
     choice = layers.choice_of_config(config.model.lowering, convolutions)
@@ -90,10 +86,7 @@ def start(config: Config) -> Start:
 
 
 def device(config: Config) -> Device:
-    """Returns the config's programs, and the largest mini-batch within `config.plan.memory`.
-
-    Raises `ConfigError` if no update of one example fits, and as `prepare`.
-    """
+    """Returns the programs, and the largest mini-batch within memory. Raises `ConfigError`."""
     run, convolutions, update, choice, batch, count = start(config)
     update = with_progress(update, count)
     smallest = layers.smallest(update, layers.distinct(convolutions), choice, batch)
@@ -172,7 +165,6 @@ def verify(update: Updates, choice: Choice, batch: int, planned: Choice, plan: P
 def _batch_json(
     device: Device, row: planner.Candidate, found: Verified | None, updates: convergence.Updates
 ) -> Json:
-    """Returns a candidate mini-batch, predicted and measured."""
     predicted = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
     if found is None:
         return predicted
@@ -191,7 +183,6 @@ def _batch_json(
 
 
 def _convolutions_json(device: Device, tables: layers.Tables, choice: Choice) -> list[Json]:
-    """Returns each distinct convolution, with the tables' rows."""
     return [
         {
             "names": [name for name, layer in device.convolutions.items() if layer == kind],

@@ -8,7 +8,7 @@ The shares add up to 1. computing_0 is the share of computing on a network that 
 that is dropped, as by K-sync, is waiting here. Seconds are of a run of some hundred updates, drawn
 by the law of its cluster, in its steady state: without the first and the last period of nodes that
 meet, without the epochs in which shares of a batch are found, and for DASO between its first and
-last epochs. A model is given by its shapes, without arrays.
+last epochs.
 """
 
 import math
@@ -20,8 +20,8 @@ import numpy as np
 
 from optdyn.base.errors import ConfigError, Join, one_line, one_of_these
 from optdyn.base.trees import Plan
-from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
+from optdyn.clock.meetings import compute_means
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, entries_at, plan_of
 from optdyn.clock.versions import NO_WAITING
@@ -65,8 +65,6 @@ class Price(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """The pace of updates."""
-
     seconds: float  # an update
     computing: float  # share of all workers' time, by the law's mean
     exchanges: float  # share of arrivals that exchange
@@ -93,10 +91,7 @@ def with_step_seconds(config: Config, seconds: float) -> Config:
 
 
 def with_nodes(config: Config, nodes: int) -> Config:
-    """Returns the config on so many nodes, with as many examples a worker.
-
-    Where each worker is a group it stays so.
-    """
+    """Returns the config on so many nodes, with as many examples a worker."""
     cluster, examples = config.cluster, examples_of_worker(config)
     changed = config.with_({"cluster.nodes": nodes})
     if config.methods.groups == cluster.worker_count > 1:
@@ -106,11 +101,10 @@ def with_nodes(config: Config, nodes: int) -> Config:
 
 
 def with_method(config: Config, name: str, **keys: object) -> Config:
-    """Returns the config with another method, with as many examples a worker.
+    """Returns the config with another method, with as many examples a worker. Raises `ConfigError`.
 
     Groups that arrive by themselves are as many as workers, or as devices of a node; those of the
     config's method stay. `keys` are of config.method; those that the method lacks are left out.
-    Raises `ConfigError`.
     """
     cluster, examples = config.cluster, examples_of_worker(config)
     workers = cluster.worker_count
@@ -163,12 +157,10 @@ def rows(
 
 
 def price(config: Config, shapes: Shapes, steps: int = 0) -> Price:
-    """Returns the price of the config's method on its cluster.
+    """Returns the price of the config's method on its cluster, in `steps` or the steady state.
 
-    With `steps` it is of a run of so many updates, first and last included, else of the steady
-    state. DASO's nodes meet every `max_batches` in both, as they do between its first and last
-    epochs. Raises `ConfigError` and `TimelineError` where the method's clock does not know the
-    cluster or the model.
+    DASO's nodes meet every `max_batches` in both. Raises `ConfigError` and `TimelineError` where
+    the method's clock does not know the cluster or the model.
     """
     return price_by_bandwidth(config, shapes, steps)(config.cluster.bandwidth)
 
@@ -217,8 +209,7 @@ def bandwidth_needed(
 ) -> dict[float, float]:
     """Returns the Gbit/s between nodes at which such shares of the workers' time are computing.
 
-    `price_at` is from `price_by_bandwidth`, and knows those that are `tried`. Right to within
-    `RATIO`; infinite if no network is fast enough, as workers wait for one another too.
+    Right to within `RATIO`; infinite if no network is fast enough.
     """
     known = {b: price_at(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
     return {share: _bandwidth_for_share(price_at, share, known) for share in computing}
@@ -227,10 +218,7 @@ def bandwidth_needed(
 def _bandwidth_for_share(
     price_at: Callable[[float], Price], share: float, known: dict[float, float]
 ) -> float:
-    """Returns the root by secants, as 1 / computing is nearly linear in 1 / bandwidth.
-
-    Each third time it takes the middle. It ends where the bandwidth is right to within `RATIO`.
-    """
+    """Returns the root by secants, as 1 / computing is nearly linear in 1 / bandwidth."""
     if known[WIDEST] < share or known[NARROWEST] >= share:
         return math.inf if known[WIDEST] < share else NARROWEST
     goal, turn = 1 / share, 0
@@ -300,7 +288,6 @@ def _window(config: Config, shapes: Shapes, steps: int) -> UpdateRange:
 
 
 def _is_free_running(config: Config) -> bool:
-    """Whether groups of one worker arrive by themselves, and no work is dropped."""
     methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.grouped:
         return False
@@ -330,7 +317,6 @@ def _line(config: Config, shapes: Shapes, window: UpdateRange) -> Timeline:
 
 
 def _pace(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
-    """Returns the pace in the window."""
     cluster, methods = config.cluster, config.methods
     plan: Plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
     workers, read = cluster.worker_count, methods.read

@@ -1,16 +1,8 @@
 """Bytes that a method sends an update, counted from its timeline.
 
-An update is of s steps by n nodes. Its messages between nodes have B bytes in sum, of which b go
-one way over the busiest link. Then `between_nodes` returns
-
-    network    B / s      for a step of one node
-    link       b n / s    while each node makes a step
-
 A link is a node's, in the mean of nodes that do alike, or that of the server of groups that arrive
 by themselves, which is not on a node. It has as many bytes each way. So around a ring, and where
-nodes meet in pairs, both are the same, and the server's link has the bytes of all nodes.
-
-`logged_bytes` is `sent_bytes` in a run's log: those of one node, once.
+nodes meet in pairs, a step of one node has the bytes of the busiest link.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +13,7 @@ from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest_link_bytes, one_way_share
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Config
-from optdyn.methods import MethodStack, local
+from optdyn.methods import local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
@@ -30,18 +22,14 @@ from optdyn.price.shapes import Shapes, clock_inputs, stage_work
 
 
 class Sent(NamedTuple):
-    """Bytes between nodes."""
-
     network: float  # of all messages
     link: float  # one way over the busiest link
 
 
 def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Returns the bytes for a step of one node, and over one link while each makes a step."""
-    nodes, steps = (
-        config.cluster.nodes,
-        workers_per_update(config) / config.cluster.devices_per_node,
-    )
+    nodes = config.cluster.nodes
+    steps = workers_per_update(config) / config.cluster.devices_per_node
     if nodes == 1:
         return Sent(0.0, 0.0)
     update = _messages(config, shapes, line, exchanges)
@@ -49,10 +37,11 @@ def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
 
 
 def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
-    """Returns the bytes of an update."""
     methods, plan, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
-        return _stage_bytes(stage_work(config, shapes).sent, 0 if _never_back(methods) else 1)
+        gradient = methods.gradient
+        never_back = isinstance(gradient, local.Local) and gradient.variant != "backprop"
+        return _stage_bytes(stage_work(config, shapes).sent, 0 if never_back else 1)
     if methods.mix and (message := methods.mix.update_message(shapes.params)):
         return _all_reduced(config, message.bytes, message.gathered)
     if isinstance(methods.mix, ModelAveraging):
@@ -67,20 +56,19 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     if isinstance(plan, Neighbours):
         message_bytes = methods.of(Gossip).message_bytes(shapes.params, size)
         return _neighbour_bytes(config, _gossip_bytes(plan, message_bytes))
-    if not methods.grouped or _is_synchronous(config):
+    is_one_group = methods.groups == 1 and isinstance(methods.read, Grouped)
+    if not methods.grouped or (is_one_group and not methods.get("waiting", "")):
         return _all_reduced(config, size)
     return _server_bytes(config, shapes, line, exchanges)
 
 
 def _all_reduced(config: Config, size: float, gathered: bool = False) -> Sent:
-    """Returns the bytes of an all-reduce of `size` bytes a node, or of an all-gather."""
     nodes = config.cluster.nodes
     copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
     return Sent(float(copies * size), busiest_link_bytes(config.cluster, size, gathered))
 
 
 def _neighbour_bytes(config: Config, size: float) -> Sent:
-    """Returns the bytes of nodes that each send and receive `size` bytes."""
     return Sent(config.cluster.nodes * size, size)
 
 
@@ -120,10 +108,7 @@ def _server_bytes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
 
 
 def logged_bytes(config: Config, shapes: Shapes, plan: Plan, exchanges: float) -> float:
-    """Returns `sent_bytes` in a run's log: those of one node, once, and of its groups.
-
-    It counts a node's messages at meetings, and both ways those of workers with parameters each.
-    """
+    """Returns `sent_bytes` in a run's log: those of one node, once, and of its groups."""
     methods = config.methods
     if not any("sent_bytes" in method.info for method in methods.members):
         return 0.0
@@ -144,10 +129,7 @@ def logged_bytes(config: Config, shapes: Shapes, plan: Plan, exchanges: float) -
 
 
 def _gossip_bytes(plan: Neighbours | Meeting, size: Any) -> float:
-    """Returns the bytes that a node sends an update, in the mean of the nodes.
-
-    `size`, of each message: a number, or (updates, 1) where not each update sends.
-    """
+    """Returns the bytes that a node sends an update, in the mean; `size` is of each message."""
     to = np.asarray(plan.to)
     nodes = to.shape[-2]
     peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
@@ -179,15 +161,3 @@ def workers_per_update(config: Config) -> float:
     cluster, methods = config.cluster, config.methods
     workers = cluster.worker_count
     return workers / methods.groups * methods.get("arrivals", 1)
-
-
-def _never_back(methods: MethodStack) -> bool:
-    """Whether stages send activations on and receive nothing back."""
-    return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
-
-
-def _is_synchronous(config: Config) -> bool:
-    """Whether all workers are one group, which has no server."""
-    methods = config.methods
-    is_one_group = methods.groups == 1 and isinstance(methods.read, Grouped)
-    return is_one_group and not methods.get("waiting", "")

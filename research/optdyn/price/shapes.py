@@ -26,7 +26,6 @@ class Shapes(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes of the parameters."""
         return bytes_of(self.params)
 
 
@@ -53,7 +52,7 @@ def parameter_shapes(count: float) -> Shapes:
 
 def clock_inputs(config: Config, shapes: Shapes, steps_per_epoch: int = 0) -> ClockInputs:
     return ClockInputs(
-        config, steps_per_epoch or config.steps, shapes.bytes, network=_model_info(shapes)
+        config, steps_per_epoch or config.steps, shapes.bytes, model_info=_model_info(shapes)
     )
 
 

@@ -6,13 +6,9 @@
 is small where the batch that synchronous training wants (arXiv 1812.06162) hides its messages. An
 MLP's contest (`analysis/studies/contest.md`) has the seconds of a method over those of synchronous
 training with its best batch, at four rho's. Between these the logarithm of the ratio is linear in
-log rho, and beyond them it is constant:
-
-    R(method, rho)                              over synchronous training with its best batch
-    R(method, rho) / min(1, R(outer momentum))  over the best of that and of outer momentum
-
-B is the mean of tr(Sigma) / |G|^2 over the updates of a synchronous run to the loss in question.
-How right this is on networks without a fit is question 61 of `analysis/studies`.
+log rho, and beyond them it is constant. B is the mean of tr(Sigma) / |G|^2 over the updates of a
+synchronous run to the loss in question. How right this is on networks without a fit is question 61
+of `analysis/studies`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,11 +46,6 @@ def over_best_batch(method: str, rho: float) -> float:
     return float(np.exp(np.interp(np.log(inside), np.log(KNOWN), np.log(SEEN[method]))))
 
 
-def over_best(method: str, rho: float) -> float:
-    """Returns seconds over those of the best of synchronous training and outer momentum."""
-    return over_best_batch(method, rho) / min(1.0, over_best_batch(OUTER, rho))
-
-
 def pays(
     config: Config, size: int, noise_scale: float, bandwidths: Sequence[float]
 ) -> list[dict[str, float]]:
@@ -63,6 +54,7 @@ def pays(
     for gigabits in bandwidths:
         exchange = between_nodes(cluster.with_(bandwidth=gigabits * GIGABIT), size)
         ratio = rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
-        over = {name: over_best(name, ratio) for name in METHODS}
+        best = min(1.0, over_best_batch(OUTER, ratio))
+        over = {name: over_best_batch(name, ratio) / best for name in METHODS}
         found.append({"gigabits": gigabits, "rho": ratio, **over})
     return found

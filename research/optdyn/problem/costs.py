@@ -10,9 +10,8 @@ and H_b those of a head and its loss both ways at the output of block b-1, for g
     latency    = max over groups of (f_0 + ... + f_{a-1} + own(a, b))
 
 b_a, of the first block of a group, lacks the gradient with respect to its input, which is not used.
-Operations are XLA's count of floating-point operations, without transcendental functions, in the
-uncompiled program for the CPU; the count of a compiled one lacks library calls and repeats fused
-operations. Optimizers, a few operations a parameter, are left out.
+Operations are XLA's count of floating-point operations, without transcendental functions and
+optimizers, in the uncompiled program; that of a compiled one lacks library calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,10 +63,7 @@ class UpdateCost(NamedTuple):
 
 
 def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
-    """Returns the costs of all blocks on a batch, from shapes only; equal blocks are analyzed once.
-
-    Auxiliary heads cost what the last block would cost at the same input.
-    """
+    """Returns the costs on a batch, by shapes; a head costs what the last block would there."""
     return _block_costs(Is(problem), _shapes_key((params, batch)))
 
 
@@ -99,15 +95,13 @@ def update_cost(
 ) -> UpdateCost:
     """Returns the costs of one update of these groups, each with its head or with a `shared` one.
 
-    - sequential: operations between two updates in the steady state, if everything starts as soon
-      as its inputs are there. A block's new parameters depend on the old ones of all blocks up to
-      the end of its group, so an update takes the largest mean of a cycle of those dependencies:
-      the largest `own`. A shared head closes cycles of two updates, too: from the head through a
-      group to new parameters, from these forward to a use of the head.
+    - sequential: operations between updates in the steady state, the largest mean of a cycle of
+      dependencies: the largest `own`. A shared head closes cycles of two updates, too: from the
+      head through a group to new parameters, from these forward to a use of the head.
     - latency: operations on the longest path through one update, with no other under way.
     - memory: parameters, their gradients and activations on a device with one group.
-    - communicated_bytes: see there, for devices that begin at the blocks `cuts`, by default one a
-      group; a shared head's gradient and new parameters also travel to the last group and back.
+    - communicated_bytes: between devices that begin at the blocks `cuts`, by default one a group; a
+      shared head's gradient and new parameters also travel to the last group and back.
 
     Paths assume enough devices, free communication, and undivided blocks, batches and passes.
     """
@@ -133,7 +127,7 @@ def update_cost(
 
 
 def stage_work(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWork:
-    """Returns the work of stages that begin at the blocks `cuts`, the first of which is 0.
+    """Returns the work of stages that begin at the blocks `cuts`, of which the first is 0.
 
     The unit is the work of backpropagation on the batch through all blocks.
     """
@@ -157,23 +151,19 @@ def stage_work(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageW
 def communicated_bytes(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:
     """Returns the bytes sent in one update between devices that begin at the blocks `cuts`.
 
-    Activations go forward over all cuts, and a gradient as large comes back over cuts inside a
-    group: for backpropagation, the group (0, K), twice the bytes of groups that end there.
+    Activations go forward over all cuts, and a gradient as large back over cuts inside a group.
     """
     sent = (1 + sum(a < cut < b for a, b in groups) for cut in cuts)
     return sum(n * costs.trunk[cut - 1].output_bytes for n, cut in zip(sent, cuts, strict=True))
 
 
 def _backward_operations(costs: BlockCosts, a: int, b: int) -> float:
-    """Returns the operations of group (a, b) after the forward pass of its last block."""
     head, first, others = costs.heads[b - 1], costs.trunk[a], costs.trunk[a + 1 : b]
     through = sum(block.backward for block in others)
     return head.forward + head.backward + through + first.backward_first
 
 
 def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
-    """Returns (params, h, batch) -> output of the block, or with `losses` the head's mean loss."""
-
     def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
         y: Tree = module.apply({"params": params}, h)
         return jnp.mean(losses(y, batch)) if losses else y
@@ -218,7 +208,6 @@ def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
 
 
 def _kept_bytes(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
-    """Returns the bytes of what `pull` keeps for the backward pass and depends on the data."""
     jaxpr = jax.make_jaxpr(lambda *arguments: pull(*arguments)[1])(params, *data).jaxpr
     depends = _variables(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for equation in jaxpr.eqns:

@@ -93,8 +93,7 @@ def has_class_outputs(name: str, batch: Mapping[str, object]) -> bool:
 def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.Array]]:
     """Returns a function of outputs and batch that returns the named metrics.
 
-    Those of the user have the names of their functions. The default, (), is the accuracy if outputs
-    are logits of labels or next tokens. Raises `ConfigError`.
+    Without names it is the accuracy of logits of labels or tokens. Raises `ConfigError`.
     """
     chosen: dict[str, ExampleLoss] = {}
     for name in names:
@@ -109,7 +108,11 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
         chosen[short] = metric
 
     def measure(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        default = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
+        if "label" in batch:
+            is_logits = outputs.ndim == 2
+        else:
+            is_logits = "text" in batch and "y" not in batch and outputs.ndim == 3
+        default = {"accuracy": accuracy} if is_logits else {}
         return {name: metric(outputs, batch) for name, metric in (chosen or default).items()}
 
     return measure
@@ -130,12 +133,6 @@ def _find(key: str, name: str, known: Mapping[str, ExampleLoss]) -> ExampleLoss:
         return jnp.asarray(function(outputs, batch), jnp.float32)
 
     return as_float32
-
-
-def _is_logits(outputs: jax.Array, batch: Batch) -> bool:
-    if "label" in batch:
-        return outputs.ndim == 2
-    return "text" in batch and "y" not in batch and outputs.ndim == 3
 
 
 def _array(batch: Batch, name: str) -> jax.Array:

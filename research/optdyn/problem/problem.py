@@ -65,10 +65,7 @@ class Problem(NamedTuple):
     augment: str = ""
 
     def batch(self, examples: Examples, chosen: jax.Array) -> Examples:
-        """Returns the chosen examples.
-
-        `chosen` has their numbers, (B,), or with augmentation numbers and seeds, (B, 2).
-        """
+        """Returns the examples of numbers (B,), or of numbers and augmentation seeds (B, 2)."""
         if chosen.ndim == 1:
             return {name: leaf[chosen] for name, leaf in examples.items()}
         batch = self.batch(examples, chosen[:, 0])
@@ -79,23 +76,17 @@ class Problem(NamedTuple):
         return base.init(self.blocks, key, self.input(examples), self.heads)
 
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
-        """Returns the outputs of the last block for a batch."""
         return base.apply(self.blocks, params, self.input(batch))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
-        """Returns the losses of the examples, float32 (B,)."""
         return self.losses(self.outputs(params, batch), batch)
 
     def loss(self, params: Params, batch: Examples) -> jax.Array:
-        """Returns the mean loss of the batch, float32."""
         return jnp.mean(self.each_loss(params, batch))
 
 
 def _input(pixels: Pixels, batch: Examples) -> jax.Array:
-    """Returns the input of the first block: the array that is no target, preprocessed by its name.
-
-    Without a target, `text` lacks its last token, which is only predicted.
-    """
+    """Returns the input of the first block; `text` without a target lacks its last token."""
     if "image" in batch:
         image = batch["image"]
         x = image.astype(jnp.float32) / 255 if image.dtype == jnp.uint8 else image
@@ -121,10 +112,9 @@ def make(
 
 
 def check(problem: Problem, examples: Examples, classes: int = 0) -> None:
-    """Traces the model, its loss and its metrics on a batch of examples like these.
+    """Raises `ConfigError` if the model, loss or metrics, traced on such examples, do not fit.
 
-    `classes` is the number that the loss chooses from, or 0. Raises `ConfigError` at what fails or
-    does not fit, before anything is run.
+    `classes` is the number that the loss chooses from, or 0.
     """
     ConfigError.refuse(_fit_checks(problem, examples, classes))
 
@@ -138,7 +128,6 @@ def _fit_checks(problem: Problem, examples: Examples, classes: int) -> Iterator[
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
     def trace(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
-        """Returns the shapes of the results, and the check that no random numbers are drawn."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
@@ -180,7 +169,6 @@ def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
 
 
 def _data_checks(model: Model, chosen: Data, train: Examples) -> Iterator[Check]:
-    """Yields checks of the model and of `config.data` against the examples."""
     augment = f"config.data.augment = {chosen.augment!r}: only of images, not "
     if isinstance(model, Quadratic):
         yield chosen.augment, f"{augment}of config.model.name = 'quadratic'"
@@ -203,8 +191,7 @@ def _data_checks(model: Model, chosen: Data, train: Examples) -> Iterator[Check]
 def shards(config: BatchSettings, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:
     """Returns the examples of each node with `config.data.dirichlet`; () without it.
 
-    They are divided by label; without labels nodes have consecutive examples. Raises `ConfigError`
-    if there are fewer examples than nodes.
+    Without labels they are consecutive. Raises `ConfigError` for fewer examples than nodes.
     """
     alpha = config.data.dirichlet
     if not alpha:
@@ -231,10 +218,10 @@ def batches(
 ) -> np.ndarray:
     """Returns the examples of updates start..stop-1, int32 (stop - start, B).
 
-    With augmentation it is (stop - start, B, 2), with a seed an example, as in `Problem.batch`.
-    `independent` returns second mini-batches of the same conditional mean. With `shards` nodes have
-    equal parts of B, in order, from epochs over their shards. With `worker` besides, the node whose
-    gradient each update applies, (stop,) or longer, all of B is from that node's shard.
+    With augmentation it is (stop - start, B, 2), as in `Problem.batch`. `independent` returns
+    second mini-batches of the same conditional mean. With `shards` nodes have equal parts of B, in
+    order, from epochs over their shards; with `worker` besides, the node of each update, (stop,) or
+    longer, all of B is from that node's shard.
     """
     seed, replacement = partial(seeds.number, config.seed), config.data.replacement
 

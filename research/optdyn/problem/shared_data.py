@@ -26,8 +26,6 @@ CACHED = 2  # data sets: a sweep's threads may be in two groups of points at a t
 
 
 class DeviceData(NamedTuple):
-    """Examples on the devices of a run."""
-
     train: Examples  # empty if they are streamed
     train_evaluated: Parts
     test_evaluated: Parts

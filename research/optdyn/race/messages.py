@@ -74,12 +74,10 @@ class Receipt(NamedTuple):
 
 
 def forms(*examples: Tree) -> Forms:
-    """Returns the forms of these messages."""
     return [jax.tree.structure(example) for example in examples]
 
 
 def send(line: Connection, known: Forms, message: Tree) -> None:
-    """Sends a message of one of these forms."""
     leaves, form = jax.tree.flatten(message)
     arrays = [np.asarray(leaf) for leaf in leaves]
     types = [[array.dtype.name, array.shape] for array in arrays]

@@ -41,7 +41,7 @@ MEMORY = {
 
 
 class RayError(InputError):
-    """Workers that cannot be started; the message is one line."""
+    pass
 
 
 class Worker:
@@ -67,8 +67,6 @@ class Worker:
 
 
 class PartActor:
-    """An actor: a part of the server."""
-
     def __init__(self, config: Config, number: int, servers: int):
         self._run = prepare(config, race=True)
         self._part, self._servers = shards.Part(self._run, number, servers), servers

@@ -4,10 +4,9 @@
     group    grad f(x_r) of its batch          x_r: the version that it read last
              or where H local steps lead to from there
 
-The run is the trainer's own, with its log, its checkpoints and its files. Only who makes the next
-update is not drawn: it is whoever arrives. All else follows from their order
-(`clock/versions.py`), so `trace.csv` replays the race in the simulator, and a race resumes from a
-checkpoint and the trace before it: each group repeats the work that it was at.
+The run is the trainer's; only who makes the next update is whoever arrives, and not drawn. All else
+follows from that order (`clock/versions.py`), so `trace.csv` replays the race in the simulator, and
+a race resumes from a checkpoint and the trace before it: each group repeats its work.
 """
 
 import contextlib
@@ -47,8 +46,7 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Starts or resumes the run in the workdir, and returns its summary.
 
-    `config.cluster.service.name` is 'race', and `connect` returns workers of so many `servers`.
-    Raises what `trainer.train` raises.
+    `config.cluster.service.name` is 'race'. Raises what `trainer.train` raises.
     """
     run = prepare_race(config, servers, has_checkpoint(workdir))
     training = trainer.training(run, workdir)
@@ -83,10 +81,7 @@ def prepare_race(config: Config, servers: int, resumed: bool = False) -> Run:
 
 
 def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
-    """Returns the order after the first `step` updates, which are written into the timeline.
-
-    Raises `WorkdirError` if the trace does not have them.
-    """
+    """Returns the order after the first `step` updates of the trace. Raises `WorkdirError`."""
     order = arrival_order(run)
     try:
         if step:
@@ -106,11 +101,9 @@ def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
 def chunk_maker(
     run: Run, order: ArrivalOrder, workers: Workers, first: Chunk
 ) -> Callable[[Chunk], None]:
-    """Returns a function that makes a chunk's updates from arriving messages, for PATIENCE seconds.
-
-    All groups are at work when this returns.
-    """
-    the_server = server.make_server(run, workers.shards)
+    """Returns a function that makes a chunk's updates from messages, for PATIENCE seconds."""
+    parts = workers.shards
+    the_server = server.server_in_parts(run, parts) if parts else server.single_server(run)
     the_server.begin(first)
     if run.config.methods.get("fresh", ()):
         workers = server.merged_server(run, order.working, workers, first)
@@ -168,10 +161,7 @@ def chunk_maker(
 
 
 def replay_workers(order: Iterable[int]) -> Connect:
-    """Returns groups in this process that arrive in that order, by a race's two programs.
-
-    With a merged server each comes with both halves of its gradient, one after the other.
-    """
+    """Returns groups in this process that arrive in that order, by a race's two programs."""
 
     def connect(run: Run) -> AbstractContextManager[Workers]:
         halves = 2 if run.config.methods.get("fresh", ()) else 1
@@ -201,8 +191,8 @@ def sequential_workers(compute: Compute, choose: Callable[[list[int]], int | Non
 def one_core() -> Iterator[None]:
     """Runs all threads of this process on one of its cores, where the system can do that.
 
-    An update wakes a thread of XLA and waits for it. On two cores that 2 or 4 workers compute on, a
-    race of an MLP makes a seventh more updates if these threads stay on one of them.
+    An update wakes a thread of XLA and waits for it: a race of an MLP on two cores makes a seventh
+    more updates if these threads stay on one of them.
     """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     _pin_threads({min(before)} if before else before)

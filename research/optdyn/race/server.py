@@ -9,9 +9,8 @@ A merged server computes the blocks that it has (arXiv 1606.04487):
     group    dl/dx
     server   x_{t+1} from dl/dx               in the order of the numbers
 
-So an update is in two places at a time, under one number. y is ahead of x by the updates whose
-groups have not sent dl/dx yet. A group that is faster than an earlier one waits for it, and reads
-the version that it made.
+y is ahead of x by the updates whose groups have not sent dl/dx yet. A group that is faster than an
+earlier one waits for it, and reads the version that it made.
 """
 
 import itertools
@@ -53,18 +52,12 @@ class Server(NamedTuple):
     state: Callable[[State], State]  # the state after updates
 
 
-def make_server(run: Run, parts: Shards | None) -> Server:
-    """Returns the server of a run's race, in those parts if there are any."""
-    return _server_in_parts(run, parts) if parts else _single_server(run)
-
-
 def event_of(run: Run, t: int) -> Event:
-    """Returns the event of update t."""
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
     return Event(entries_at(line.plan, t), hyper, line.staleness[t])
 
 
-def _single_server(run: Run) -> Server:
+def single_server(run: Run) -> Server:
     halves = compiled_halves(run)
     examples = device_examples(run)
     second, parts = batch_indices(run, independent=True), arrivals_per_update(run)
@@ -93,7 +86,7 @@ def _single_server(run: Run) -> Server:
     return Server(begin, update, inputs, lambda state: state)
 
 
-def _server_in_parts(run: Run, parts: Shards) -> Server:
+def server_in_parts(run: Run, parts: Shards) -> Server:
     """Returns a server whose parts have the state; the run has it as of the last chunk."""
 
     def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
@@ -110,8 +103,7 @@ def _server_in_parts(run: Run, parts: Shards) -> Server:
 def merged_server(run: Run, working: Mapping[int, Task], workers: Workers, first: Chunk) -> Workers:
     """Returns groups of a merged server: messages are whole gradients, in the order of updates.
 
-    `working`: the groups' tasks. y is computed by the run's compiled update, with zeros for the
-    gradients of the other blocks.
+    y is computed by the run's compiled update, with zeros for the gradients of the other blocks.
     """
     halves = compiled_halves(run)
     assert halves.merged

@@ -1,13 +1,12 @@
 """A server of a race in parts: each has some of the blocks, and workers send to it directly.
 
     part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
-
-The command learns only that the parts have a gradient, and numbers it. So all parts have one order
-of updates, and a worker reads one version of all blocks.
-
     worker    to each part `ReadRequest`, answered by `Blocks`, and the gradient's `Blocks`, by
               `Receipt`; then to the command `Message`
     command   to each part `ApplyGradient` and `PrepareRead`; to the worker `ComputeRequest`
+
+The command learns only that the parts have a gradient, and numbers it. So all parts have one order
+of updates, and a worker reads one version of all blocks.
 """
 
 import contextlib
@@ -72,15 +71,12 @@ class Part:
         self._state = with_leaves(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
-        """Makes an update by the gradients of its blocks."""
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
     def read_slot(self, slot: int) -> Params:
-        """Returns its blocks of the version in the slot."""
         return jax.device_get(self._halves.parameters_at(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
-        """Returns the leaves of its state."""
         return leaves(self._state)
 
 
@@ -175,10 +171,7 @@ def serve_part(part: Part, door: Listener, known: Forms) -> None:
 
 
 def server_parts(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
-    """Returns the parts at these connections, which may raise `PartLost`.
-
-    `like` has the structure of the state of all blocks.
-    """
+    """Returns the parts at these connections, which may raise `PartLost`."""
 
     def send_all(message: Tree) -> None:
         for line in parts:
@@ -275,8 +268,8 @@ def check_servers(run: Run, servers: int) -> None:
 def check_separable(run: Run, blocks: Collection[str], key: str) -> None:
     """Raises `ConfigError` for `key` if the blocks' updates depend on the gradients of others.
 
-    So they do with an optimizer that scales by the norm of all. Two updates are made of random
-    gradients, the second for optimizers with a memory.
+    So they do with an optimizer that scales by the norm of all. Of two updates by random gradients
+    the second is for optimizers with a memory.
     """
     halves = compiled_halves(run)
     rng = np.random.default_rng(0)

@@ -78,7 +78,6 @@ def message_of(run: Run) -> Tree:
 
 
 def forms_of(run: Run) -> Forms:
-    """Returns the forms of the messages between the server and its groups."""
     halves, numbers, array = compiled_halves(run), (0, 0, 0), np.zeros(())
     x = halves.parameters_at(run.program.rule.init(run.params), 0)
     if halves.merged:
@@ -129,8 +128,6 @@ def _backward(backward: Tree, slope: jax.Array) -> Params:
 
 
 class WorkerJob(NamedTuple):
-    """A group's first message."""
-
     send: Callable[[], Tree]  # makes the whole message
     inputs: Tree
     batches: int
@@ -161,8 +158,7 @@ def arrival_order(run: Run) -> ArrivalOrder:
 def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:
     """Returns numbers of n batches -> their examples, (n, B) or (n, B, 2), for `Problem.batch`.
 
-    With `independent` those of the second mini-batches beside them. Where an update has several
-    arrivals, batches are parts of batches (`run.batch_parts`).
+    With `independent` those of the second mini-batches beside them.
     """
     cache: dict[int, np.ndarray] = {}
     parts = arrivals_per_update(run)

@@ -1,7 +1,7 @@
 """The report's sections on arrivals: who computes when, and how stale gradients are.
 
-A real run recorded its arrivals in `trace.csv`. The timeline of a simulated one is drawn again from
-the config, which decides it, and is used only if it agrees with the log's seconds.
+The timeline of a simulated run is drawn again from its config, and is used only if it agrees with
+the log's seconds; a real run recorded its arrivals in `trace.csv`.
 """
 
 import json
@@ -55,7 +55,7 @@ def workers(points: Sequence[Point]) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
-    """Draws who computes when: bars from `start` to `end` in lanes, the darker the staler."""
+    """Draws bars from `start` to `end` in lanes; the staler a gradient, the darker its bar."""
     figure, axes = figures.new(height=0.9 + 0.24 * len(lanes))
     share = bars["staleness"] / max(bars["staleness"].max(), 1)
     shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
@@ -72,8 +72,8 @@ def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
     """Returns (bars, lanes) of the first updates; None if they are unknown, or of one group.
 
-    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`. A bar goes
-    from where a group read the parameters to where it delivered, so it includes the waiting.
+    The bars' columns are `lane`, `start`, `end` (seconds) and `staleness`. A bar includes the
+    waiting.
     """
     found = arrivals(point)
     if found is None:
@@ -117,7 +117,6 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
-    """Returns whether all logged seconds are those of their updates."""
     rows = [row for row in log if 0 < row["step"] <= len(seconds)]
     logged = np.array([row["simulated_seconds"] for row in rows], float)
     drawn = seconds[[row["step"] - 1 for row in rows]] if rows else logged

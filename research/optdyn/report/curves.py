@@ -40,8 +40,6 @@ Look = tuple[object, str]  # colour, and a key of DASHES
 
 
 class RunComparison(NamedTuple):
-    """Trained runs, measured by one loss."""
-
     runs: pd.DataFrame  # `run_tables.prepare`, with updates and seconds to the target
     log: pd.DataFrame
     keys: list[str]  # of the config, that the runs are told apart by
@@ -55,7 +53,7 @@ class RunComparison(NamedTuple):
 def compared(points: Sequence[Point], target: float = np.nan) -> RunComparison:
     """Compares trained runs by a target; NaN: the loss of `run_tables.target`.
 
-    Raises `TableError` if a run starts at or below a target that is named.
+    Raises `TableError` if a run starts at or below a named target.
     """
     points = with_relevant_keys(points)
     keys, log = tables.columns(points), tables.metrics(points)
@@ -139,7 +137,7 @@ def losses(comparison: RunComparison) -> Section:
 
 
 def time_to_losses(comparison: RunComparison) -> Section | None:
-    """Returns the section of updates and seconds to any loss: a target is one choice of many."""
+    """Returns the section of updates and seconds to any loss; None if no run learns."""
     losses, pictures = losses_to_reach(comparison.curves), []
     for clock, name in CLOCKS.items() if len(losses) else ():
         found = [
@@ -167,10 +165,7 @@ def time_to_losses(comparison: RunComparison) -> Section | None:
 
 
 def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
-    """Returns the `Series` table of updates or seconds to each loss, medians and ranges of seeds.
-
-    Infinite where a seed does not get there or diverged.
-    """
+    """Returns the `Series` table of updates or seconds to each loss; infinite if a seed misses."""
     place = list(CLOCKS).index(clock)
     diverged = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
     clocks = np.array(
@@ -187,10 +182,7 @@ def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
 
 
 def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
-    """Returns losses, ascending, from the lowest that a curve gets to, to just below every start.
-
-    In equal ratios, or in equal steps if they are not all above 0; empty if nothing is learnt.
-    """
+    """Returns ascending losses from the lowest of any curve to below all starts; maybe none."""
     log = pd.concat([curve.log for curve in found]).dropna(subset=["train_loss"])
     start = log.groupby("point")["train_loss"].first().min()
     end = min(map(_lowest_loss, found))
@@ -201,7 +193,6 @@ def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
 
 
 def _lowest_loss(curve: LossCurve) -> float:
-    """Returns the lowest training loss of a run, the median over the curve's runs."""
     return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
@@ -261,10 +252,7 @@ def plane(comparison: RunComparison) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
-    """Draws updates to the target (statistical efficiency) against seconds an update (hardware).
-
-    Their product is the time to the target: it is the same along the dotted lines.
-    """
+    """Draws updates to the target by seconds an update; their product is constant on dots."""
     figure, axes = figures.new()
     runs = pd.concat([curve.runs.assign(number=i) for i, curve in enumerate(curves)])
     runs["seconds"] = runs["seconds_to_target"] / runs["updates_to_target"]
@@ -310,10 +298,10 @@ def _logs(runs: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
 
 
 def _looks(runs: pd.DataFrame) -> tuple[dict[str, Look], str]:
-    """Returns each setting's look, and the sentences that say what the lines mean.
+    """Returns each setting's look, and the sentences that explain the lines.
 
-    A place has a colour. A momentum used at all places is a policy and has a line; momenta that
-    were chosen for their places share one.
+    A place has a colour. A momentum used at all places has a line; momenta that were chosen for
+    their places share one.
     """
     first = runs.drop_duplicates("setting")
     shades = figures.colours(dict(zip(first["place"], floats(first[GROUPS]), strict=True)))

@@ -4,12 +4,9 @@
     HE       simulated seconds an update          read off the timeline
     SE x HE  simulated seconds to the target
 
-A *setting* is all that a run's config says but the seed. Settings that differ only in how the
-optimizer is tuned (above all in the learning rate; not in momentum) are one *method*, and the best
-of them stands for it.
-
-A setting looks better than it is on the seeds that it was chosen by; so each seed is judged at the
-setting that is best on the others (`held_out`), and intervals draw seeds again and choose again.
+A *setting* is a config without its seed. Settings that differ only in how the optimizer is tuned,
+but for momentum, are one *method*. As a setting looks better than it is on the seeds that it was
+chosen by, each seed is judged at the setting that is best on the others (`held_out`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,10 +35,7 @@ def is_tuned(key: str) -> bool:
 
 
 def with_settings(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Adds the columns `setting`, `method` and `place` (the method but for its momentum).
-
-    They are texts, equal where all of the config's keys that they stand for are.
-    """
+    """Adds the texts `setting`, `method` and `place`, the method without its momentum."""
     setting = [key for key in keys if key != "seed"]
     place = [key for key in setting if key != MOMENTUM and not is_tuned(key)]
     parts = {"setting": setting, "method": [*place, MOMENTUM], "place": place}
@@ -67,22 +61,17 @@ def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
 
 
 class Target(NamedTuple):
-    """A training loss to reach, and how many methods reach it."""
-
     loss: float  # NaN: there is none
     methods: int  # that reach it, with the worst of the seeds of their best setting
     resolved: bool  # most of them need more than one log interval
 
 
 def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> Target:
-    """Returns the lowest training loss that as many methods reach as can share a target.
+    """Returns the lowest training loss that the largest possible number of methods share.
 
-    A run reaches its lowest logged loss, a setting what the worst of its completed seeds does, a
-    method what the best of its settings does; a target is what the worst of its methods reaches.
-    It lies below the start of every run, or time to it would be none; so methods that learn nothing
-    are left out, the worst first. Of those targets it is the one of most methods (at most `most`,
-    0: all), if more than half of them meet it after the first log point; if no target is so, the
-    one of most methods.
+    The loss that a method reaches is that of its best setting's worst seed. A target lies below the
+    start of all runs. If possible it is one that more than half of its methods meet after the first
+    log point. `most` limits its methods; 0: all.
     """
     log = metrics.dropna(subset=["train_loss"])
     losses = log.groupby("point")["train_loss"]
@@ -126,7 +115,7 @@ def rounded_target(lowest: float, metrics: pd.DataFrame) -> float:
 def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:
     """Adds `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
 
-    `updates_low`, `updates_high` and those of seconds are the ends of what the log leaves possible.
+    `updates_low`, `updates_high` and those of seconds are the ends that the log leaves possible.
     """
     logs = dict(list(metrics.groupby("point")))
     found = [
@@ -148,7 +137,6 @@ def ranked(runs: pd.DataFrame) -> list[str]:
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs of each method's best setting."""
     methods = runs.drop_duplicates("setting").set_index("setting")["method"]
     return runs[runs["setting"].isin(methods[ranked(runs)].drop_duplicates().index)]
 
@@ -183,11 +171,7 @@ def all_and_draws(seeds: int) -> np.ndarray:
 
 
 def per_draw(statistic: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarray:
-    """Returns a statistic of the seeds of each draw, whatever their order, (D, ...).
-
-    `drawn` is (D, n). Five seeds give 126 different draws, but for their order: each is computed
-    once.
-    """
+    """Returns a statistic of the seeds of each draw (D, n), whatever their order, (D, ...)."""
     drawn, place = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
     return np.array([statistic(seeds) for seeds in drawn])[place.ravel()]
 

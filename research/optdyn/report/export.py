@@ -1,14 +1,10 @@
 """Logs to an experiment tracker: `python -m launch.export --workdir=DIR --to=wandb|mlflow`.
 
-Each run below DIR becomes a run there, with its config, its log points and its final figures. Words
-in the log are left out, as both trackers keep numbers by step. The libraries are
-extras: `pip install 'optdyn[wandb]'`, `pip install 'optdyn[mlflow]'`.
-
     --project=NAME   W&B's project, MLflow's experiment; the workdir's name
     --offline        nothing leaves this machine: W&B writes `wandb/`, MLflow `mlruns.db`, in DIR
 
-Without --offline the libraries' own settings say where to (WANDB_*, MLFLOW_TRACKING_URI). Exporting
-again makes the runs again.
+Words in the log are left out, as both trackers keep numbers by step. Exporting again makes the
+runs again. Without --offline WANDB_* and MLFLOW_TRACKING_URI say where to.
 """
 
 import sys
@@ -40,7 +36,6 @@ def export(workdir: Path, to: str, project: str = "", offline: bool = False) -> 
 def to_wandb(
     library: Any, points: Sequence[Point], project: str, workdir: Path, offline: bool
 ) -> None:
-    """Makes a run of each point, with `step` as the axis of all figures."""
     for point in points:
         run = library.init(
             project=project,
@@ -59,7 +54,6 @@ def to_wandb(
 def to_mlflow(
     library: Any, points: Sequence[Point], project: str, workdir: Path, offline: bool
 ) -> None:
-    """Makes a run of each point; keys of the config are its parameters."""
     if offline:
         library.set_tracking_uri(f"sqlite:///{workdir.resolve() / 'mlruns.db'}")
     library.set_experiment(project)

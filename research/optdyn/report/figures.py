@@ -1,8 +1,7 @@
 """The pictures of the report and the notebooks.
 
-Colours go with the method (viridis over the number of groups, Okabe-Ito for what has no groups),
-line styles and markers with the momentum policy, so that neither is the only sign of anything:
-every curve is also in the legend. Bands are the range over seeds, lines their median.
+Colours go with the method, line styles and markers with the momentum policy, and all curves are in
+the legend, so that no sign is the only one. Bands are the range over seeds, lines their median.
 """
 
 import io
@@ -46,8 +45,6 @@ WIDE = 52  # characters of a legend's line
 
 
 class LossCurve(NamedTuple):
-    """The logs of one setting."""
-
     label: str
     colour: Any
     dashes: str  # a key of DASHES
@@ -78,7 +75,7 @@ def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
 
 
 def thin(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns about `POINTS` rows at most, evenly, the last among them."""
+    """Returns at most `POINTS` rows, evenly spaced, with the last."""
     last = len(table) - 1
     return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
 
@@ -103,7 +100,7 @@ def losses(
     column: str = "train_loss",
     name: str = "training loss",
 ) -> Figure:
-    """Draws a logged figure, the training loss, against a clock: another column of the log.
+    """Draws a logged figure, by default the training loss, against another column of the log.
 
     `others` are the logs of settings that stay in the background.
     """
@@ -167,7 +164,6 @@ def log_ticks(axis: Axis, many: bool = True) -> None:
 
 @matplotlib.rc_context(STYLE)
 def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figure:
-    """Draws lines with bands; `log`: on scales that are logarithmic where it helps."""
     figure, axes = new()
     for line in series:
         band(axes, line._replace(table=line.table.replace(np.inf, np.nan)))
@@ -183,7 +179,7 @@ def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figur
 
 @matplotlib.rc_context(STYLE)
 def staleness(counts: np.ndarray, groups: int | None) -> Figure:
-    """Draws the share of updates at each staleness; given `groups`, also the geometric law."""
+    """Draws the share of updates at each staleness; with `groups`, also the geometric law."""
     figure, axes = new(width=4.0, height=2.5)
     share = counts / counts.sum()
     shown = int(np.searchsorted(np.cumsum(share), 0.999)) + 1  # the far tail would hide the rest
@@ -206,9 +202,9 @@ def against(
     theory: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     log: int = 0,
 ) -> Figure:
-    """Draws figures with their intervals, labelled `x` and `y`, and lines of theory.
+    """Draws figures with their intervals, and lines of theory.
 
-    `log` is the base of x's scale if that is logarithmic; then figures at one x stand side by side.
+    `log` is the base of a logarithmic x; figures at one x then stand side by side.
     """
     figure, axes = new()
     for i, (label, line) in enumerate((theory or {}).items()):
@@ -237,7 +233,7 @@ def against(
 
 
 def new(width: float = 5.0, height: float = 3.1) -> tuple[Figure, Axes]:
-    """Returns an empty picture of so many inches; 11 points are legible on a phone."""
+    """Returns an empty picture, in inches; 11 points are legible on a phone."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -254,7 +250,6 @@ def legend(figure: Figure) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """Returns the text of an SVG file."""
     text = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(text, format="svg", metadata={"Date": None})
@@ -271,5 +266,4 @@ def png(figure: Figure) -> bytes:
 
 
 def uri(figure: Figure) -> str:
-    """Returns the SVG as a `data:` URI."""
     return page.uri(svg(figure).encode())

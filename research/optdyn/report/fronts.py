@@ -1,12 +1,11 @@
 """The report's section of loss against cost: the settings that no other equals for less.
 
     simulated_seconds   on the simulated cluster
-    sequential          updates x sequential_flops: what waits for one another on any hardware
-    total               updates x total_flops: what one device has to do
+    sequential          updates x sequential_flops, the longest chain on any hardware
+    total               updates x total_flops, the work of one device
 
-A *setting* is all that a run's config says but the seed; its loss after an update is the median of
-its seeds, infinite for one that has diverged. On a *front* are the settings and updates that no
-other equals for less of a cost or beats for as much.
+A setting's loss after an update is the median of its seeds, infinite for one that has diverged. On
+a *front* are settings and updates that no other equals for less or beats for as much.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,6 @@ SETTINGS = 60  # drawn thinly below their front, at most
 
 
 class Front(NamedTuple):
-    """The front of one kind, from `levels`."""
-
     label: str
     colour: Any
     dashes: str
@@ -79,7 +76,7 @@ def section(comparison: RunComparison) -> Section | None:
 
 
 def _winners(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
-    """Returns who has the lowest loss up to which cost; '' for nobody, or many changes."""
+    """Returns the kind of the lowest loss by ranges of cost; '' without any, or of many ranges."""
     found = regions(table, cost, "kind", kinds)
     if not 0 < len(found) <= REGIONS:
         return ""
@@ -122,9 +119,9 @@ def picture(lines: Sequence[Front], cost: str, label: str, settings: bool = True
 def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Returns a row a setting and log point after update 0 with a finite median of the losses.
 
-    `runs` and `log` as `tables.load` has them; settings are what differs in the columns `by`.
-    Columns: `by`, `step`, `simulated_seconds` (median), `sequential` and `total` (FLOPs until then)
-    if the runs have them, `loss`, its least `low` and most `high` over `seeds` runs.
+    Settings are the distinct values of the columns `by`. The columns are `by`, `step`,
+    `simulated_seconds` (median), `sequential` and `total` (FLOPs until then) if the runs have them,
+    `loss`, its least `low` and most `high` over `seeds` runs.
     """
     costs = {cost: column for cost, column in FLOPS.items() if column in runs}
     runs = runs.assign(number=runs.groupby(list(by), sort=False, dropna=False).ngroup())
@@ -154,7 +151,7 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
 
 
 def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Returns the indices, by cost, of the points that no other beats in one and equals in both.
+    """Returns the indices, by cost, of points that no other equals for less.
 
     The first of equal points stands for them.
     """
@@ -175,7 +172,7 @@ def losses_at(
 ) -> np.ndarray:
     """Returns the median, least and most loss on fronts at some costs, (3, names, budgets).
 
-    NaN before a front's first log point, and beyond what its settings were trained to.
+    NaN before a front's first log point, and after the end of its settings' training.
     """
     best = fronts(table, cost, by)
     losses = np.full((3, len(names), len(budgets)), np.nan)
@@ -192,7 +189,7 @@ def regions(
 ) -> list[tuple[str, float, float]]:
     """Returns (name, from, to): whose loss is lowest from one cost to another, exactly.
 
-    Only costs count that two names or more were trained to; of equals the first name is the lowest.
+    Only costs count to which two names or more were trained; of equals the first is the lowest.
     """
     ends = table.groupby(by)[cost].max()
     places = np.union1d(fronts(table, cost, by)[cost], ends)

@@ -1,8 +1,7 @@
 """The head of a report: what was run, and who gets to the target first, by how much.
 
 The reference is plain SGD, synchronous or of one group; where nobody ran that, the first method of
-the grid. Methods are compared only within a place: a problem and a cluster. Where no two methods
-ran in one place, the page says so.
+the grid. Methods are compared only within a place, a problem and a cluster.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ LAYOUT = ("cluster.nodes", "cluster.devices_per_node")  # which a method may hav
 
 
 def answer(comparison: RunComparison) -> list[str]:
-    """Returns the sentences that answer which method is first."""
     runs, keys, target = comparison.runs, comparison.keys, comparison.target
     methods = runs["method"].nunique()
     if methods < 2:
@@ -168,11 +166,10 @@ def rows(comparison: RunComparison) -> list[dict[str, Any]]:
 def _places(
     runs: pd.DataFrame, keys: Sequence[str]
 ) -> tuple[list[pd.DataFrame], list[str], list[str]]:
-    """Returns the runs of each place in which several methods ran, and a place's keys.
+    """Returns the runs of each place in which several methods ran, a place's keys, and confounders.
 
-    The keys of a problem or a cluster always divide places, even where the method or a tuned number
-    varies with them. Other keys, as the batch, do where methods do not. Where no place has several
-    methods, all runs are one part, and last come the keys by which places differ.
+    Keys of a problem or a cluster always divide places, other keys where methods do not. Where no
+    place has several methods, all runs are one part, and the confounders are the keys of places.
     """
     tuned = [key for key in keys if key.startswith(("method.", "optimizer.")) or key == "steps"]
     ways = [k for k in tuned if k not in ("steps", MOMENTUM) and not efficiency.is_tuned(k)]
@@ -224,7 +221,6 @@ def _answer_of_place(
 
 
 def _reference(runs: pd.DataFrame, order: pd.Series) -> tuple[str, str]:
-    """Returns the setting that others are measured by, and its role in words."""
     members, role = runs["method"] == runs["method"].iloc[0], "the first of the grid"
     plain = runs[NAME].eq(PLAIN) | (runs[NAME].eq(GROUPED) & runs[GROUPS].eq(1))
     if plain.any() and not plain.all():

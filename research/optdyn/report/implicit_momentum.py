@@ -4,9 +4,8 @@
 
 with d_t = x_{t+1} - x_t and G_t the gradient of the whole objective at x_t (arXiv 1605.09774). One
 lag and no past gradients is the theorem for memoryless workers: phi_1 = 1 - 1/g, eta_0 = alpha/g.
-Reads `config.json` and `trajectories.npz` of recorded replicas, writes `implicit_momentum.json`.
-For ordinary runs with `config.probes.momentum` it fits the momentum meter's records, each run's
-windows together and those of all seeds of a setting, and writes `momentum_meter.json`.
+Fits recorded replicas into `implicit_momentum.json`, and the momentum meter's records, by run and
+for all seeds of a setting, into `momentum_meter.json`.
 """
 
 import json
@@ -79,9 +78,8 @@ def fit(
 ) -> MomentumFit:
     """Fits the recursion to (R, T, q) displacements and gradients, from the first update on.
 
-    `lags` = K and `gradient_lags` = Mg of the recursion; `bootstrap` draws of replicas give the
-    intervals. An ill-posed fit is refused (`ok`, `reason`); raises `AnalysisError` for arguments
-    that make no fit at all.
+    `lags` = K and `gradient_lags` = Mg; `bootstrap` draws of replicas give the intervals. An
+    ill-posed fit is refused (`ok`, `reason`); raises `AnalysisError` for unusable arguments.
     """
     if displacements.ndim != 3 or displacements.shape != gradients.shape:
         raise AnalysisError(
@@ -123,9 +121,9 @@ def fit_workdir(
 ) -> dict[str, Any]:
     """Fits the recorded replicas in a workdir; writes and returns `implicit_momentum.json`.
 
-    Without `lags` and `gradient_lags` the fit has the terms that the theory has. Where there is no
-    theory there is a past gradient too: one-term momentum alone cannot tell that it does not hold.
-    `steps` > 0: the first so many updates only. Raises `AnalysisError`.
+    `lags` and `gradient_lags` are by default those of the theory; without a theory there is a past
+    gradient, as one-term momentum alone cannot tell that it does not hold. `steps` > 0: the first
+    so many updates only. Raises `AnalysisError`.
     """
     folder = Path(path)
     config, arrays = _read(folder)
@@ -163,7 +161,6 @@ def fit_workdir(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a row a result of `fit_workdir`."""
     rows: list[dict[str, Any]] = []
     unmatched: dict[str, Any] = {"momentum": None, "interval": None, "reason": ""}
     for r in results:
@@ -255,7 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
-    """Returns folders of recorded replicas and of metered runs; `AnalysisError` without any."""
     if not workdir.is_dir():
         raise AnalysisError(f"{workdir}: no such folder")
     found = folders_with(workdir, "trajectories.npz"), folders_with(workdir, SKETCHES)
@@ -268,7 +264,7 @@ def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _unfit(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> str:
-    """Returns why no estimator applies to these trajectories; '' if one does."""
+    """Returns the reason why no estimator applies to these trajectories, or ''."""
     replicas, steps, size = d.shape
     if replicas < MIN_REPLICAS:
         return f"too few replicas ({replicas}, at least {MIN_REPLICAS} are needed)"

@@ -1,18 +1,13 @@
 """The cost of keeping a momentum, and that of asynchrony once the momentum is tuned.
 
-An *arm* is a number of groups g with its momentum
+An *arm* is a number of groups g with a tuned learning rate and its momentum
 
     kept     the same for all g: the highest that was tried with all of them
     tuned    the best for g
 
-and with a tuned learning rate. The setting chosen for an arm is the one with the fewest updates to
-a training loss. Each seed is judged at the setting that is best on the other seeds; figures are
-medians over the seeds, and their 95 % intervals draw seeds again, in pairs, and choose again
-(`report/efficiency.py`); they reach as far as the log leaves each figure possible
-(`evidence/crossing.py`).
-
-An arm's optimum is *interior* if the next lower and the next higher learning rate take more
-updates, and, where the momentum is tuned, the next momenta too, each at its best rate.
+Figures are `held_out` medians (`report/efficiency.py`) with 95 % intervals that reach as far as
+the log leaves each figure possible (`evidence/crossing.py`). An optimum is *interior* if the next
+learning rates and, where it is tuned, the next momenta at their best rates take more updates.
 """
 
 from collections.abc import Sequence
@@ -47,8 +42,6 @@ METHOD = (
 
 
 class BestSetting(NamedTuple):
-    """The setting best on all seeds."""
-
     momentum: float
     rate: float
     updates: float  # median over the seeds, by which it looks better than it is
@@ -56,7 +49,6 @@ class BestSetting(NamedTuple):
 
     @property
     def interior(self) -> bool:
-        """Whether all neighbours were tried and are worse."""
         return all(updates > self.updates for updates in self.neighbours)
 
 
@@ -70,7 +62,6 @@ class GroupArm(NamedTuple):
 
     @property
     def best(self) -> BestSetting:
-        """The best of the settings by the median over seeds."""
         medians = pd.Series(np.median(self.figures[0], axis=1), self.settings)
         momentum, rate = medians.index[medians.argmin()]
         neighbours: tuple[float, ...] = _neighbours(medians[momentum], rate)
@@ -80,7 +71,7 @@ class GroupArm(NamedTuple):
 
     @property
     def held_out_settings(self) -> pd.MultiIndex:
-        """The setting that each seed is judged at: the one best on the other seeds."""
+        """Returns the setting at which each seed is judged, the one best on the other seeds."""
         seeds = np.arange(self.figures.shape[-1])
         return self.settings[efficiency.held_out_settings(self.figures[0], seeds)]
 
@@ -102,11 +93,9 @@ class GroupComparison(NamedTuple):
     drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
 
     def place(self, groups: int, kept: bool) -> int:
-        """Returns the index of an arm."""
         return [(arm.groups, arm.kept) for arm in self.arms].index((groups, kept))
 
     def ratio(self, above: int, below: int, measure: int = 0) -> Triple:
-        """Returns the ratio of two arms' figures, and its interval."""
         (_, low, high), (_, less, more) = (self.drawn[:, i, :, measure].T for i in (above, below))
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(self.values[above, measure] / self.values[below, measure])
@@ -116,7 +105,6 @@ class GroupComparison(NamedTuple):
         return value, float(least), float(most)
 
     def figure(self, arm: int, measure: int = 0) -> Triple:
-        """Returns one arm's figure, and its interval."""
         _, low, high = self.drawn[:, arm, :, measure].T
         least, most = intervals.ends(low)[0], intervals.ends(high)[1]
         return float(self.values[arm, measure]), float(least), float(most)
@@ -125,11 +113,11 @@ class GroupComparison(NamedTuple):
 def comparisons(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], loss: float = np.nan
 ) -> list[GroupComparison]:
-    """Returns all comparisons that the runs of `run_tables.prepare` hold.
+    """Returns all comparisons among the runs of `run_tables.prepare`.
 
-    `loss` NaN: the lowest power of two that each arm reaches with its momentum tuned, or just what
-    it reaches where runs start below that power. Settings that lack a seed are left out, and losses
-    that some run starts from or below.
+    `loss` NaN: the lowest power of two, or loss if runs start below it, that each arm reaches with
+    a tuned momentum. Settings that lack a seed are left out, and losses at or above the start of a
+    run.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
     known = {name: methods.known_stack(name) for name in ended[NAME].unique()}
@@ -190,16 +178,16 @@ def _comparison(
     arms = []
     for g, group in table.groupby(level=0):
         tuned = group.droplevel(0)
-        for some in (tuned[tuned.index.get_level_values(0) == kept], tuned):
-            figures = some.to_numpy().reshape(len(some), -1, len(seeds)).swapaxes(0, 1)
-            arms.append(GroupArm(int(g), some is not tuned, some.index, figures))
+        for rows in (tuned[tuned.index.get_level_values(0) == kept], tuned):
+            figures = rows.to_numpy().reshape(len(rows), -1, len(seeds)).swapaxes(0, 1)
+            arms.append(GroupArm(int(g), rows is not tuned, rows.index, figures))
     if len(arms) < 4 or not all(len(arm.settings) for arm in arms):
         return None
     values, low, high = np.stack([arm.medians(seeds) for arm in arms], axis=1)
     with np.errstate(invalid="ignore"):
         resolutions = np.nan_to_num(high - low)
     drawn = efficiency.per_draw(
-        lambda some: [arm.medians(some) for arm in arms], efficiency.draws(len(seeds))
+        lambda draw: [arm.medians(draw) for arm in arms], efficiency.draws(len(seeds))
     )
     return GroupComparison(runs, kept, losses, arms, values, resolutions, drawn)
 
@@ -213,7 +201,7 @@ def _neighbours(line: pd.Series, at: float) -> tuple[float, float]:
 
 
 def section(found: Sequence[GroupComparison], runs_compared: RunComparison) -> Section | None:
-    """Returns the section of what remains after tuning, and of which optima are interior."""
+    """Returns the section of the figures after tuning, and of which optima are interior."""
     if not found:
         return None
     names = _names(found, runs_compared.keys)
@@ -231,15 +219,12 @@ def section(found: Sequence[GroupComparison], runs_compared: RunComparison) -> S
 
 
 def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
-    """Returns what keeping the momentum costs, and what remains after tuning, at most groups."""
+    """Returns the costs of keeping the momentum, and of groups with a tuned one, at most groups."""
     lines = []
     for comparison, name in zip(found, _names(found, keys), strict=True):
         one, most = comparison.arms[0].groups, comparison.arms[-1].groups
-        kept, tuned, least = (
-            comparison.place(most, True),
-            comparison.place(most, False),
-            comparison.place(one, False),
-        )
+        kept, tuned = comparison.place(most, True), comparison.place(most, False)
+        least = comparison.place(one, False)
         start = f"{name}: " if name else ""
         keeping, updates = comparison.ratio(kept, tuned), comparison.ratio(tuned, least)
         seconds = comparison.ratio(tuned, least, len(comparison.losses))
@@ -255,7 +240,6 @@ def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
 
 
 def _names(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
-    """Returns a name for each comparison, '' if there is one."""
     firsts = [comparison.runs.iloc[0] for comparison in found]
     keys = [key for key in context_keys(keys) if len({repr(run[key]) for run in firsts}) > 1]
     return [describe(run, keys) for run in firsts]
@@ -297,7 +281,7 @@ def _table(found: Sequence[GroupComparison], names: Sequence[str]) -> Table:
 
 
 def _setting(arm: GroupArm, name: str, several: bool) -> dict[str, Cell]:
-    """Returns groups, momentum and rate, with the range of those that seeds are judged at."""
+    """Returns groups, momentum and rate, with the range of those at which seeds are judged."""
     row = {"runs": cell(name)} if several else {}
     row |= {
         "groups g": cell(arm.groups),
@@ -353,7 +337,6 @@ def _picture_of_penalties(
 
 
 def _picture_of_losses(comparison: GroupComparison, name: str, log: pd.DataFrame) -> Picture:
-    """Draws the training loss of each arm at the setting best on all seeds."""
     shades = figures.colours({str(arm.groups): float(arm.groups) for arm in comparison.arms})
     curves = []
     for arm in comparison.arms:

@@ -1,4 +1,4 @@
-"""The report's sections on implicit momentum: what the meter read, and fits to replicas."""
+"""The report's sections on implicit momentum: the meter's readings, and fits to replicas."""
 
 import json
 import shlex
@@ -50,8 +50,6 @@ FITTED = (
 
 
 class Setting(NamedTuple):
-    """The runs that differ only in their seed, and their windows' log points."""
-
     label: str
     runs: pd.DataFrame
     log: pd.DataFrame  # rows of the log in which there is a momentum or why there is none
@@ -84,14 +82,15 @@ def metered(points: Sequence[Point]) -> Section | None:
 
 
 def _settings(points: Sequence[Point]) -> list[Setting]:
-    it, log = curves.compared(points), tables.metrics(points)
+    comparison, log = curves.compared(points), tables.metrics(points)
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
-    runs = it.runs[it.runs["point"].isin(log["point"])]
+    runs = comparison.runs[comparison.runs["point"].isin(log["point"])]
     columns = [*FIGURES, RATE, REFUSED, "learning_rate"]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *columns])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(run_tables.distinguishing_keys(runs, it.keys) if len(runs) else [])]
+    keys = run_tables.distinguishing_keys(runs, comparison.keys) if len(runs) else []
+    labels = [GROUPS, *keys]
     found = []
     for _, members in runs.groupby("setting", sort=False):
         first = members.iloc[0]
@@ -102,12 +101,10 @@ def _settings(points: Sequence[Point]) -> list[Setting]:
 
 
 def _differs(log: pd.DataFrame) -> bool:
-    """Returns whether the total momentum is another than the implicit one."""
     return bool(((log[TOTAL] - log[IMPLICIT]).abs() > SAME).any())
 
 
 def _picture(name: str, label: str, theory: str, settings: Sequence[Setting]) -> list[Picture]:
-    """Draws a momentum against updates, a curve a setting; none if nothing was fitted."""
     found = [setting for setting in settings if setting.log[name].notna().any()]
     if not found:
         return []
@@ -140,7 +137,6 @@ def _spoken(table: pd.DataFrame) -> str:
 
 
 def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
-    """Returns a colour a number of groups, and lines that tell those of one number apart."""
     shades = figures.colours({str(g): g for g in groups})
     ranks = [groups[:i].count(g) for i, g in enumerate(groups)]
     styles = list(DASHES)
@@ -150,7 +146,6 @@ def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
 
 
 def _theory(config: Mapping[str, Any], name: str) -> float | None:
-    """Returns a momentum by theory; None if there is no theory."""
     if name == IMPLICIT:
         return 1 - 1 / groups_of(config) if memoryless(config) else None
     if config.get("probes", {}).get("steer"):
@@ -190,14 +185,12 @@ def _table(settings: Sequence[Setting]) -> Table:
 
 
 def _explicit(setting: Setting) -> Cell:
-    """Returns the configured momentum, or the last that was steered to."""
     if setting.config.get("probes", {}).get("steer") and "explicit_momentum" in setting.runs:
         return seeds_cell(setting.runs["explicit_momentum"].dropna())
     return cell(setting.config["optimizer"].get("momentum", 0.0))
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:
-    """Returns the interval of one run, or the spread over the runs that have a momentum."""
     found = runs[[name, f"{name}_low", f"{name}_high"]].dropna().astype(float)
     if len(runs) > 1 or found.empty:
         return seeds_cell(found[name])
@@ -252,7 +245,6 @@ def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
 
 
 def _scope(config: Mapping[str, Any]) -> str:
-    """Returns the length, model and data of a recording's replicas, in words."""
     name, examples = config.get("model.name"), config.get("data.train_examples")
     data = f"{examples:,} examples" if examples else "all examples"
     groups = config_value(config, GROUPS) or 1
@@ -264,7 +256,6 @@ def _scope(config: Mapping[str, Any]) -> str:
 
 
 def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Draws fitted, least-squares and theoretical momentum against g; [] without a fit."""
     found = [fit for fit in fits if fit["momentum"] is not None]
     if not found:
         return []

@@ -1,7 +1,4 @@
-"""The report's HTML: one file, no requests, readable on a phone, a laptop and on paper.
-
-Its script is `page.js`.
-"""
+"""The report's HTML: one file, no requests, readable on a phone, a laptop and on paper."""
 
 import base64
 import math
@@ -39,15 +36,13 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """`src` is a data: URI."""
-
     src: str
     alt: str
     caption: str = ""
 
 
 class Section(NamedTuple):
-    """A heading and what is below it, in this order."""
+    """A heading and the parts below it, in this order."""
 
     title: str
     points: Sequence[str] = ()
@@ -92,8 +87,8 @@ def cell(value: Any, resolution: float = 0.0) -> Cell:
 def number(value: float, resolution: float = 0.0) -> str:
     """Returns four digits; no exponent from a thousand to a million.
 
-    A figure read between two log points `resolution` apart has no digit finer than that: 137 is 140
-    where there is a log point every 25, and what is not one log interval is `under` it.
+    With log points `resolution` apart no digit is finer: 137 is 140 with one every 25, and less
+    than one log interval is `under` it.
     """
     if 0 < resolution < math.inf and math.isfinite(value):
         digit = 10.0 ** math.floor(math.log10(resolution))
@@ -270,7 +265,6 @@ TEMPLATE = (
 
 
 def uri(svg: bytes) -> str:
-    """Returns an SVG file as a `data:` URI, the `src` of a `Picture`."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
@@ -285,10 +279,7 @@ def render(**values: Any) -> str:
 
 
 def fill(template: str, style: str = "", **values: Any) -> str:
-    """Returns a template that begins with `HEAD`, with `style` after `STYLE` and `page.js`.
-
-    Every value is escaped.
-    """
+    """Returns a template that begins with `HEAD`, with `style` after `STYLE` and values escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}

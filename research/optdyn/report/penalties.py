@@ -1,12 +1,9 @@
-"""The updates that ways of parallelising cost, read from finished runs.
+"""The updates that ways of parallelising cost, read from finished sweeps.
 
     penalty of an arm = its updates to a training loss / those of synchronous training
 
 An *arm* is a method with the keys that its seconds depend on: period, groups, compression, its
-batch over that of synchronous training. Everything else is what it is tuned by: `FREE` and the
-optimizer's numbers. Each seed is judged at the setting that is best on the others, medians over
-seeds are compared, and intervals draw seeds again, in pairs, and choose again
-(`report/efficiency.py`). Sources are workdirs of sweeps.
+batch. It is tuned by `FREE` and the optimizer's numbers, and judged as in `report/efficiency.py`.
 """
 
 import json
@@ -45,7 +42,6 @@ class MethodResults(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Whether it is synchronous SGD."""
         return is_synchronous(self.name, self.keys)
 
     def median_updates(self, drawn: np.ndarray) -> np.ndarray:
@@ -54,20 +50,17 @@ class MethodResults(NamedTuple):
 
 
 class ProblemResults(NamedTuple):
-    """The arms of one problem."""
-
     problem: str  # in words
     target: float
     arms: list[MethodResults]  # synchronous ones first, those of fewest examples on top
 
     @property
     def seeds(self) -> int:
-        """The number of seeds."""
         return self.arms[0].updates.shape[1]
 
     @property
     def anchor(self) -> MethodResults:
-        """The synchronous arm of the smallest batch, which other batches are relative to."""
+        """Returns the synchronous arm of the smallest batch, by which others are measured."""
         return self.arms[0]
 
 
@@ -82,9 +75,9 @@ def measured(
 ) -> ProblemResults:
     """Returns the arms in workdirs of sweeps.
 
-    `target`: the training loss to reach; NaN: the lowest that all arms do. `where`: texts
-    KEY=VALUE that configs must agree with. Raises `TableError` where there is no synchronous arm,
-    no two seeds that all arms have, or problems that differ.
+    `target` NaN: the lowest training loss that all arms reach. `where`: texts KEY=VALUE that
+    configs must agree with. Raises `TableError` without a synchronous arm or two seeds that all
+    arms have, or where problems differ.
     """
     source = ", ".join(map(str, sources))
     points = tables.comparable(tables.points(*sources))
@@ -152,7 +145,6 @@ def _method(point: Point) -> tuple[str, dict[str, Any]]:
 
 
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
-    """Returns the keys and values that an arm is tuned by."""
     free = {
         key: value
         for key, value in point.config.items()

@@ -10,7 +10,6 @@ MIB = 2**20
 
 
 def text(plan: dict[str, Any]) -> str:
-    """Returns the plan in words and tables."""
     batches = pd.DataFrame([_batch(row) for row in plan["batches"]]).to_string(index=False)
     updates = f"updates: {plan['source']}\n{batches}"
     parts = (_memory(plan), updates, _convolutions(plan), _decided(plan))
@@ -61,7 +60,6 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convolutions(plan: dict[str, Any]) -> str:
-    """Returns the table of convolutions, '' if there are none."""
     rows = [
         {
             "convolutions": " ".join(row["names"]),
@@ -103,7 +101,6 @@ def _decided(plan: dict[str, Any]) -> str:
 
 
 def _measured(update: dict[str, Any]) -> str:
-    """Returns the sentence on the plan's gain over the config's algorithms."""
     planned, gain = update["planned"], update["gain"]
     begin = f"an update of {update['batch']}: "
     if update["own"] is None:

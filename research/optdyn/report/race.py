@@ -1,11 +1,8 @@
 """A race of real workers against theory: `python -m launch.reality --workdir=DIR`.
 
-The law of service times comes from the race itself, or from another with --from=DIR1, of any number
-of workers; only that is a prediction. The simulator runs with it, seed by seed, for as many
-updates: updates a second and staleness are those of the race if workers are independent and the law
-has the right form. The flags of the whole simulated run are printed, and with --against=DIR2, that
-run, the loss curves are compared. A metered race also has an implicit momentum. Reads
-`config.json`, `trace.csv`, `metrics.jsonl` and `sketches.npy`; writes `race.json`.
+The simulator runs with the law of service times of the race, or of another race (--from=DIR1),
+which makes it a prediction. Its updates a second and staleness are compared with the race's, with
+--against=DIR2 loss curves too, and a meter's momentum. Writes `race.json`.
 """
 
 import re
@@ -72,7 +69,7 @@ def summarize(
     against: Point | None = None,
     cores: float | None = None,
 ) -> dict[str, Any]:
-    """Returns all that the command reports.
+    """Returns all figures of `race.json`.
 
     `cores`, which workers and server share, adds a prediction from one worker. Raises `TableError`.
     """
@@ -114,7 +111,7 @@ def summarize(
             "seeds": SEEDS,
             "updates_a_second": spread(pace.tolist()),
             "tenths": [
-                raced.tenths(it.worker, it.seconds, race.stops).tolist() for it in timelines
+                raced.tenths(line.worker, line.seconds, race.stops).tolist() for line in timelines
             ],
             "relative_error": float(np.median(pace) / real - 1),
             "staleness_histogram": drawn.tolist(),
@@ -168,7 +165,6 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
 
 
 def simulate(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
-    """Returns timelines of the race, simulated with these keys, one a seed."""
     return [
         compute_groups(
             _cluster(values),
@@ -198,9 +194,8 @@ def predict_shared(
 ) -> dict[str, Any]:
     """Returns the race as `shared_cores` predicts it from one worker, `source`.
 
-    `values` has the law. One worker is served at once, so its service is its computing and the
-    server's `serving`. Raises `TableError` without such a source, or if the seconds of its server
-    are unknown.
+    Its service is its computing and the server's `serving`, as it never waits. Raises `TableError`
+    without such a source, or if the seconds of its server are unknown.
     """
     if not cores > 0:
         raise TableError(f"--cores={cores:g}: must be positive")
@@ -251,7 +246,7 @@ def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
     """Returns the momentum that the meter read, if it was on, and that of the recorded staleness.
 
     The recorded staleness is the lag polynomial eta_m = alpha P(tau = m). Its equivalent momentum
-    is that of its mean lag; `distance`, the total variation from one term of momentum.
+    is that of its mean lag; `distance` is the total variation from one term of momentum.
     """
     eta = counts / counts.sum()
     found = {
@@ -269,7 +264,7 @@ def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
 def compare_losses(race: RaceRecord, setup: float, other: Point) -> dict[str, Any]:
     """Compares training losses of the race and of a simulated run; raises `TableError`.
 
-    By seconds the race is counted without the `setup` with which it began.
+    By seconds the race is counted without its first `setup` seconds.
     """
     race_log, other_log = (
         tables.metrics([point])[list(tables.LOGGED)].dropna() for point in (race.point, other)
@@ -311,7 +306,6 @@ def _largest_difference(table: pd.DataFrame, clock: str) -> dict[str, Any]:
 
 
 def notes(race: RaceRecord, source: RaceRecord | None, found: Mapping[str, Any]) -> list[str]:
-    """Returns the sentences that interpret the figures."""
     best, (correlation, error) = found["laws"][0], found["serial_correlation"]
     lines = []
     if source is None:
@@ -378,20 +372,18 @@ def notes(race: RaceRecord, source: RaceRecord | None, found: Mapping[str, Any])
 
 
 def worker_count(count: int) -> str:
-    """Returns '1 worker', or '2 workers' and so on."""
     return f"{count} worker{'s' * (count > 1)}"
 
 
 def _six_digits(value: float) -> float:
-    """Returns the value to the six digits that flags have."""
     return float(f"{value:.6g}")
 
 
 def _print(found: Mapping[str, Any]) -> None:
     drawn, exact = found["simulated"], found["geometric"]
     middle, low, high = drawn["updates_a_second"]
-    who = worker_count(found["groups"])
-    print(f"{found['updates']} updates of {who}, away from {found['stops']} stops:\n")
+    workers = worker_count(found["groups"])
+    print(f"{found['updates']} updates of {workers}, away from {found['stops']} stops:\n")
     print(pd.DataFrame(found["workers"]).to_string(index=False, float_format="{:.4g}".format))
     correlation, error = found["serial_correlation"]
     print(f"\ncorrelation of a worker's services in a row: {correlation:.3f} (chance {error:.2g})")

@@ -3,10 +3,8 @@
     T = m_w X                          m_w: mean seconds of worker w;  X of unit mean, one law
     P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
 
-The law of X is fitted by maximum likelihood. The candidates are laws of the simulated cluster
-(`clock/service.py`) as scipy.stats has them. Exponential has no parameter beside the means, gamma
-and lognormal have their coefficient of variation, and AIC charges for it. All of them take services
-to be independent of one another.
+The law of X, one of `clock/service.py`, is fitted by maximum likelihood to services taken as
+independent, and chosen by AIC.
 """
 
 import math
@@ -37,8 +35,6 @@ NORMAL = 1.959964  # half-width of 95 % in standard errors
 
 
 class RaceRecord(NamedTuple):
-    """The arrivals (T,) of a run's workers, in order."""
-
     point: Point
     worker: np.ndarray
     seconds: np.ndarray
@@ -49,21 +45,20 @@ class RaceRecord(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """The number g of groups that race."""
         return len(self.services)
 
     @property
     def means(self) -> np.ndarray:
-        """The mean seconds of a service by worker, (g,)."""
+        """Returns the mean seconds of a service by worker, (g,)."""
         return np.array([seconds.mean() for seconds in self.services])
 
 
 def load(folder: Path) -> RaceRecord:
     """Returns the race in a workdir; raises `TableError`.
 
-    A service lasts from when the gradient's version was made, which its worker then read, until it
-    arrives: the time since the worker's last arrival, less its waiting for others. Services that
-    begin near a stop of the server are left out; by their ends, long ones would be missing.
+    A service lasts from when the gradient's version was made until the gradient arrives: the time
+    since the worker's last arrival, less its waiting for others. Services that begin near a stop of
+    the server are left out; by their ends, long ones would be missing.
     """
     point = only(folder)
     path = folder / "trace.csv"
@@ -115,8 +110,8 @@ def load(folder: Path) -> RaceRecord:
 def stops(point: Point, updates: int) -> np.ndarray:
     """Returns the updates before which the server did something else, in order.
 
-    Log points, checkpoints, the ends of the meter's windows, and where the run started. All workers
-    wait for the server then, and the gradients that they sent meanwhile arrive at once.
+    They are log points, checkpoints, the ends of the meter's windows, and the run's starts. All
+    workers wait for the server then, and their gradients arrive at once.
     """
     config = point.config
     updates_of_stops = {0, *(int(start.get("at", 0)) for start in history.starts(point.folder))}
@@ -146,7 +141,6 @@ def gaps(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarr
 
 
 def rate(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> float:
-    """Returns updates a second by `gaps`."""
     return float(1 / gaps(worker, seconds, stops).mean())
 
 
@@ -178,9 +172,8 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
     """Compares a histogram of staleness with the geometric law: total variation, chi-squared test.
 
-    The staleness of one update depends on that of others, yet for memoryless workers the statistic
-    is nearly chi-squared with a degree of freedom a bin but one: of 1,000 simulated runs 5 to 7 %
-    are rejected at 5 %. One worker has nothing to test.
+    Staleness is not independent, yet of 1,000 simulated memoryless runs 5 to 7 % are rejected at 5
+    %. One worker has nothing to test.
     """
     law = geometric(groups, len(counts))
     found = {"distance": distance(counts, law)}
@@ -199,7 +192,7 @@ def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
 
 
 def only(folder: Path) -> Point:
-    """Returns the one run in a workdir; raises `TableError`."""
+    """Returns the one run in a workdir; raises `TableError` where there are several."""
     found = tables.points(folder)
     if len(found) > 1:
         raise TableError(f"{folder}: {len(found)} runs in it; give the workdir of one")
@@ -220,8 +213,6 @@ FREE = ("gamma", "lognormal")  # those whose variation is fitted
 
 
 class FittedLaw(NamedTuple):
-    """A law fitted to the ratios of services to their worker's mean."""
-
     name: str
     variation: float  # standard deviation over mean
     interval: list[float]  # its ends of 95 %, by the curvature of the likelihood
@@ -236,10 +227,10 @@ def ratios(services: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
-    """Fits all laws to ratios (n,) of so many workers, and returns them, the best first.
+    """Returns all laws fitted to ratios (n,), the best first; `workers` is that of the means.
 
-    That is the one of least AIC, or exponential if it is within `SIMPLER` of it. Where all services
-    are alike it is `constant`, and there is no other.
+    The best has the least AIC, or is exponential if within `SIMPLER` of it. Where all services are
+    alike there is only `constant`.
     """
     if x.std() < CONSTANT:
         return [FittedLaw("constant", 0.0, [0.0, 0.0], -math.inf, 0.0, 1.0)]

@@ -17,10 +17,7 @@ CONDITIONS = {
 
 
 def affects_run(config: Mapping[str, Any], key: str) -> bool:
-    """Returns whether another value of the dotted key makes another run.
-
-    For a method that is not built in, every key may.
-    """
+    """Returns whether another value of the dotted key may make another run."""
     if key.startswith(NEVER):
         return False
     if key in CONDITIONS:

@@ -1,8 +1,7 @@
 """One offline page about runs: `python -m launch.report --workdir=DIR [DIR ...]`.
 
-Reads workdirs only, each that of a run, of a sweep, or a folder above some. Writes `report.html`,
-with its pictures inside it, into the folder that holds them all: `DIR` itself, if it is one. The
-page stays of one size however many runs there are: it names the best and the worst of them.
+A workdir is that of a run, of a sweep, or a folder above some. `report.html` lies in the folder
+that holds them all. It names the best and the worst, so its size is bounded.
 """
 
 import os
@@ -45,10 +44,9 @@ WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> Path:
     """Writes the page and returns its path.
 
-    `target` is the training loss that efficiency is measured to; NaN: the lowest that all methods
-    reach, or of many the better half. `out` is the page's path, if not `report.html` in the
-    workdirs' common folder. Raises `TableError` if there is no run in a workdir, or if one starts
-    at or below the target.
+    `target` is the training loss of efficiencies; NaN: the lowest that all methods reach, or of
+    many the better half. `out` is by default `report.html` in the workdirs' common folder. Raises
+    `TableError` if there is no run in a workdir, or if one starts at or below the target.
     """
     points = _points(*workdirs)
     recorded = [point for point in points if point.config.get("replicas.count")]
@@ -80,10 +78,10 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
 
 
 def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
-    """Returns the settings that the page compares, the best first, run by run.
+    """Returns the target and the settings that the page compares, the best first, run by run.
 
-    A row has the keys of the config that tell it from others, and of each of its runs the seed, the
-    updates and the simulated seconds to the target (infinite if missed), and the final loss.
+    A row has the keys that tell its setting from others, and of each run the seed, the updates and
+    simulated seconds to the target (infinite if missed), and the final loss.
     """
     points = tables.comparable(_points(*workdirs))
     if not points:
@@ -110,7 +108,6 @@ def _points(*workdirs: Path) -> Sequence[Point]:
 
 
 def _comparisons(points: Sequence[Point], target: float) -> tuple[list[str], list[Section | None]]:
-    """Returns the page's answer and its sections on trained runs."""
     if not points:
         return [], []
     for point in points:
@@ -131,7 +128,6 @@ def _comparisons(points: Sequence[Point], target: float) -> tuple[list[str], lis
 
 
 def _compare(points: Sequence[Point], target: float) -> tuple[RunComparison, list[GroupComparison]]:
-    """Compares the points, and the groups among them, by one target."""
     comparison = curves.compared(points, target)
     groups = (
         kept_momentum.comparisons(comparison.runs, comparison.log, comparison.keys, target)
@@ -145,7 +141,6 @@ def _compare(points: Sequence[Point], target: float) -> tuple[RunComparison, lis
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:
-    """Returns the libraries, devices and the configuration that all points share."""
     facts = []
     for title, key in (("libraries", "versions"), ("device", "device")):
         texts = {

@@ -1,4 +1,4 @@
-"""Settings of trained runs in words and cells, and the loss that all are measured by."""
+"""Settings of trained runs in words and cells, and the loss by which all are measured."""
 
 import json
 from collections import Counter
@@ -39,8 +39,7 @@ LONG = 20  # characters of a text value
 def prepare(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.DataFrame:
     """Adds `lowest`, the lowest logged loss, `kind`, and the columns of `with_settings`.
 
-    The kind is the setting in words without momentum and learning rates: as many keys as make
-    `LINES` kinds at most.
+    The kind is the setting in words by `kind_keys`.
     """
     runs = runs.assign(**{GROUPS: pd.to_numeric(runs[GROUPS])})
     runs = runs.assign(lowest=runs["point"].map(log.groupby("point")["train_loss"].min()))
@@ -50,20 +49,17 @@ def prepare(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.Da
 
 
 def kind_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Returns the keys by which runs are of different kinds, the method's first.
-
-    A key that would make more than `LINES` kinds is left out.
-    """
+    """Returns the keys by which runs are of different kinds, at most `LINES` of these."""
     order = dict.fromkeys([*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))])
     left = {NAME, MOMENTUM, "seed", "steps"}
-    some = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
-    return _dividing_keys(runs, some, [NAME], LINES, KIND)
+    chosen = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
+    return _dividing_keys(runs, chosen, [NAME], LINES, KIND)
 
 
 def distinguishing_keys(
     runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)
 ) -> list[str]:
-    """Returns the first of `keys` that it takes to tell these settings apart, `first` always."""
+    """Returns `first` and the first of `keys` that tell these settings apart."""
     return _dividing_keys(runs, varied_keys(runs, keys), first)
 
 
@@ -74,7 +70,7 @@ def _dividing_keys(
     most: float = np.inf,
     always: Sequence[str] = (),
 ) -> list[str]:
-    """Returns `first` and the keys that divide the runs further, into at most so many parts.
+    """Returns `first` and the keys that divide the runs further, into `most` parts.
 
     A key of `always` need not divide them.
     """
@@ -97,10 +93,9 @@ def titles_within_kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
-    """Returns the loss that all are measured by, and the reason; (NaN, '') without one.
+    """Returns the loss by which all are measured, and the reason; (NaN, '') without one.
 
-    Of many methods some never learn: the target is what the better half reaches. It is lower still
-    where that half had it with its first log point, or started with it.
+    Of many methods some never learn: the target is a loss that the better half reaches.
     """
     methods = runs["method"].nunique()
     most = methods // 2 if methods > LINES else methods
@@ -145,7 +140,6 @@ def has_tuning(runs: pd.DataFrame) -> bool:
 
 
 def has_seeds(runs: pd.DataFrame) -> bool:
-    """Returns whether some setting was run several times."""
     return bool(runs["setting"].duplicated().any())
 
 
@@ -168,7 +162,6 @@ def seeds_cell(values: pd.Series, resolution: float = 0.0) -> Cell:
 
 
 def floats(values: pd.Series) -> pd.Series:
-    """Returns a column of numbers and None as floats."""
     return pd.to_numeric(values).astype(float)
 
 

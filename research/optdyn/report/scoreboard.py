@@ -19,7 +19,6 @@ Deviations = Mapping[str, Sequence[str]]  # by claim, from its lock file (`evide
 
 
 def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
-    """Returns the verdicts in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|"]
     for row in rows:
         cells = (text.replace("|", "\\|") for text in _verdict(row, deviations))
@@ -73,7 +72,6 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviation
 
 
 def _verdict(row: Mapping[str, Any], deviations: Deviations) -> tuple[str, str, str]:
-    """Returns a row's cells below `HEADINGS`."""
     verdict = row["verdict"] + DEVIATES * (row["claim"] in deviations)
     return f"{row['number']}. {row['sentence']}", verdict, row["by"]
 

@@ -1,7 +1,6 @@
 """A page with sliders, of prices and penalties: `optdyn price --page=FILE.html`.
 
-One offline file. All that it shows was priced before: its sliders stop where there is a price, and
-nothing is computed there but a product of two figures and the nearest period (`sliders.js`).
+All prices are computed before; `sliders.js` multiplies two figures and finds the nearest period.
 """
 
 import math
@@ -54,7 +53,6 @@ def curves_of_methods(
 
 
 def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
-    """Yields a curve for each arm that was measured, with its penalty."""
     seeds = efficiency.all_and_draws(found.seeds)
     families = which.labels(found.arms, periods=False)
     updates = [arm.median_updates(seeds) for arm in found.arms]
@@ -67,10 +65,7 @@ def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
 
 
 def spreads(config: Config) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the stops of the slider of stragglers: in words, and as keys of the config.
-
-    Those of the config itself are among them.
-    """
+    """Returns the stops of the slider of stragglers, with the config's: words and keys."""
     law = config.cluster.service
     variations = [law.variation] if isinstance(law, (LogNormal, Gamma)) else []
     drawn = bool(variations)
@@ -89,11 +84,11 @@ def grid(
     nodes: Sequence[int],
     gigabits: float,
 ) -> dict[str, Any]:
-    """Returns all that the page shows: stops of its sliders, and prices at each.
+    """Returns all data of the page: stops of its sliders, and prices at each.
 
-    A curve's figures are lists over stragglers, of those over nodes, of those over bandwidths, with
-    null where it has no price. Seconds are an update's, of the first order of arrivals. The sliders
-    start at the config's cluster, with so many Gbit/s.
+    A curve's figures are lists by stragglers, nodes and bandwidths, null without a price. Seconds
+    are an update's, of the first order of arrivals. The sliders start at the config's cluster, with
+    so many Gbit/s.
     """
     stragglers, periods = spreads(config), sorted({c.period for c in curves if c.period})
     rows = []
@@ -252,10 +247,7 @@ MEASURED = (
 def render(
     data: Mapping[str, Any], heading: str, printed: str, found: ProblemResults | None = None
 ) -> str:
-    """Returns the page of a `grid`.
-
-    `heading` says what is priced, and `printed` has the command's tables.
-    """
+    """Returns the page of a `grid`, with a `heading` and the command's tables, `printed`."""
     sliders = [
         ("bandwidth", "Bandwidth", len(data["gigabits"])),
         ("nodes", "Nodes", len(data["nodes"])),

@@ -7,12 +7,9 @@
 
     python -m launch.efficiency --workdir=DIR --target=0.25 [--fixed_momentum=0.9]
 
-`DIR` is that of a sweep over groups x momentum x learning rate x seed. SE is given once with the
-momentum fixed and once with it tuned, both with the learning rate tuned, and each has a P_SE over
-its SE(0). Each seed is judged at the setting that is best on the others. Figures are medians over
-the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the g that
-were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
---where=KEY=VALUE chooses among them. Writes statistical_efficiency.json there.
+`DIR` is that of a sweep over groups x momentum x learning rate x seed. Figures are with the
+momentum fixed and with it tuned, judged as in `report/efficiency.py`. SE(g) = a g^b is fitted.
+Writes `statistical_efficiency.json` there.
 """
 
 import sys
@@ -44,7 +41,6 @@ class GroupTrials(NamedTuple):
     seconds: np.ndarray  # (n,), of an update, simulated
 
     def at(self, momentum: float) -> "GroupTrials":
-        """Returns only the settings of this momentum."""
         rows = self.settings.get_level_values(0) == momentum
         return self._replace(settings=self.settings[rows], updates=self.updates[rows])
 
@@ -53,7 +49,7 @@ def trials(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Grou
     """Returns the trials of each number of groups.
 
     `where`: texts KEY=VALUE that the config of a point must agree with. Raises `TableError` if the
-    points cannot be compared: if they differ in other keys, or a setting lacks a seed.
+    points differ in other keys, or a setting lacks a seed.
     """
     points = tables.select(tables.trained(tables.points(workdir)), where)
     known = {point.config[NAME]: methods.known_stack(point.config[NAME]) for point in points}
@@ -129,9 +125,9 @@ def summarize(
     rows = []
     for i, trial in enumerate(all_trials):
         row: dict[str, Any] = {"groups": trial.groups, "seconds": value[2, i]}
-        for name, some in (("fixed", trial.at(momentum)), ("tuned", trial)):
-            row[f"{name} setting"] = _best(some)
-            row[f"{name} seeds"] = efficiency.held_out(some.updates, seeds).tolist()
+        for name, part in (("fixed", trial.at(momentum)), ("tuned", trial)):
+            row[f"{name} setting"] = _best(part)
+            row[f"{name} seeds"] = efficiency.held_out(part.updates, seeds).tolist()
         for name, figure in figures.items():  # what is not a number has no ends
             row[name] = [np.nan] * 3 if np.isnan(figure[0, i]) else figure[:, i].tolist()
         rows.append(row)
@@ -154,10 +150,7 @@ def summarize(
 
 
 def measured(trials: Sequence[GroupTrials], momentum: float, drawn: np.ndarray) -> np.ndarray:
-    """Returns SE with the momentum fixed, SE with it tuned, and HE, (D, 3, G).
-
-    They are medians over the seeds of each draw; `drawn` is (D, n).
-    """
+    """Returns SE with the momentum fixed, SE with it tuned, and HE, of draws (D, n), (D, 3, G)."""
     return np.stack(
         [
             [efficiency.median_held_out(trial.at(momentum).updates, drawn) for trial in trials],
@@ -192,10 +185,7 @@ def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2).
-
-    `updates` is (..., G); NaN where one of them is infinite.
-    """
+    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2), or NaN."""
     updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
@@ -204,11 +194,7 @@ def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
 
 
 def _best(trial: GroupTrials) -> dict[str, Any]:
-    """Returns the setting best on all seeds, by whose median it looks better than it is.
-
-    `edge`: whether of its momentum's learning rates it has the lowest or highest: a better one may
-    lie beyond.
-    """
+    """Returns the setting best on all seeds; `edge`: a better learning rate may lie beyond."""
     medians = np.median(trial.updates, axis=1)
     momentum, rate = trial.settings[medians.argmin()]
     rates = trial.at(momentum).settings.get_level_values(1)

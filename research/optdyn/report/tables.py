@@ -4,9 +4,8 @@
     runs, metrics = load(Path("workdirs/quickstart"))   # final figures; log points
     table = tidy(Path("workdirs"))                      # both in one: a row a log point
 
-A workdir is a single run's (or replica recording's), a sweep's, or any folder above some: its runs
-are the folders, however deep, with a `config.json` beside a `metrics.jsonl` or a `summary.json`.
-Other files are passed over.
+A workdir is that of a run or a sweep, or a folder above some. Its runs are the folders with a
+`config.json` beside a `metrics.jsonl` or a `summary.json`.
 """
 
 import json
@@ -50,10 +49,9 @@ class Point(NamedTuple):
 
 
 def points(*workdirs: Path) -> list[Point]:
-    """Returns all runs in the workdirs, each once, in natural order of their names.
+    """Returns all runs in the workdirs, each once, in natural order; raises `TableError`.
 
-    A point is called by its folder's name, by its whole path if they are of several workdirs.
-    Raises `TableError`.
+    A point's name is its folder's, or the whole path if they are of several workdirs.
     """
     paths: dict[Path, Path] = {}
     for workdir in workdirs:
@@ -83,8 +81,7 @@ def load(*workdirs: Path, keys: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.Da
 
     `runs` has the columns `point`, the dotted config keys in which points differ (besides a few
     that are always there, and `keys`), then the summary's scalar figures. `metrics` has `point`,
-    then what `metrics.jsonl` holds, numbers or words; null is NaN. What a run does not have is
-    missing (None, NaN). Raises `TableError`.
+    then the columns of `metrics.jsonl`. Missing values are None or NaN. Raises `TableError`.
     """
     found = points(*workdirs)
     return runs(found, [*keys, *columns(found)]), metrics(found)
@@ -107,7 +104,6 @@ def tidy(*workdirs: Path, keys: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def notes(*workdirs: Path) -> list[str]:
-    """Returns the notes of the sweeps' grids, for the grids that have one."""
     return [text for workdir in workdirs if (text := _text(workdir / NOTE))]
 
 
@@ -148,7 +144,6 @@ def results_writer(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], N
 
 
 def columns(points: Sequence[Point]) -> list[str]:
-    """Returns the dotted config keys worth a column: `ALWAYS`, and those that differ."""
     return list(dict.fromkeys([*ALWAYS, *differing_keys(points)]))
 
 
@@ -180,10 +175,7 @@ def check_alike(points: Sequence[Point], subject: str, may_differ: Callable[[str
 
 
 def config_value(config: Mapping[str, Any], key: str) -> Any:
-    """Returns the value of a dotted key, None without one; of a method as `method_value` does.
-
-    The momentum of an optimizer that has none is 0.
-    """
+    """Returns the value of a dotted key, or None; a missing momentum is 0."""
     if key == MOMENTUM and "optimizer.name" in config:
         return config.get(key, 0.0)
     if key in config or not key.startswith("method."):
@@ -238,7 +230,6 @@ def folders_with(workdir: Path, name: str) -> list[Path]:
 
 
 def _run_folders(workdir: Path) -> Iterator[Path]:
-    """Yields the folders of runs at or below `workdir`; nothing below a run is searched."""
     for root, folders, files in os.walk(workdir):
         if "config.json" in files and {"metrics.jsonl", "summary.json"} & set(files):
             folders.clear()
@@ -268,7 +259,6 @@ def home(folder: Path) -> Path:
 
 
 def _point(folder: Path, name: str, with_log: bool = True) -> Point:
-    """Reads a run; its final figures alone do not need its log."""
     config, summary, fit = (
         _parse(path, _text(path) or "{}")
         for path in (folder / f"{f}.json" for f in ("config", "summary", "implicit_momentum"))

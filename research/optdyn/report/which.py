@@ -2,10 +2,9 @@
 
     time = updates(method) / updates(synchronous) x seconds(method) / seconds(synchronous)
 
-The penalty is of the problem and the cluster that it was measured on (`report/penalties.py`), and
-is carried over as it is. Seconds are those of the cluster that is asked for
-(`price/price.py`), of as many examples an update, over those of synchronous training, as
-were measured. Intervals of 95 % draw seeds of the runs again, in pairs, and orders of arrivals.
+Penalties (`report/penalties.py`) are carried over from their problem and cluster; seconds are
+priced (`price/price.py`) on the config's cluster. Intervals of 95 % draw seeds again, in pairs,
+and orders of arrivals.
 """
 
 import textwrap
@@ -88,10 +87,10 @@ def answers(
 
 
 def on_cluster(config: Config, arm: MethodResults, anchor: MethodResults) -> Config:
-    """Returns the arm's method on the cluster of the config, at the batch that it was measured at.
+    """Returns the arm's method on the cluster of the config.
 
-    That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
-    as many examples for each worker.
+    The batch is the config's synchronous one times the arm's over the anchor's, rounded to equal
+    numbers of examples of workers.
     """
     keys = {f"method.{key}": value for key, value in arm.keys.items()}
     experiment = config.with_({"method.name": arm.name, **keys})
@@ -175,10 +174,7 @@ def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
 
 
 def is_measured(found: ProblemResults, experiment: Config) -> bool:
-    """Returns whether an arm has the experiment's method, period, groups and compression.
-
-    Plain synchronous training has a penalty of 1 anyway.
-    """
+    """Returns whether the experiment's penalty is measured; plain synchronous training's is 1."""
     methods = experiment.methods
     asked = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     return methods.plain or any(
@@ -189,7 +185,6 @@ def is_measured(found: ProblemResults, experiment: Config) -> bool:
 
 
 def label_of(name: str, experiment: Config) -> str:
-    """Returns the label of an experiment's method, as those of arms are."""
     methods = experiment.methods
     keys = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     if not methods.sections_with("period"):
@@ -213,7 +208,7 @@ def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
 
 
 def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config) -> Iterator[str]:
-    """Yields wrapped lines: who is best, whom the interval does not exclude, and the conditions."""
+    """Yields wrapped lines: the best, those that the interval does not exclude, the conditions."""
     lines = [best(ranking) for ranking in rankings]
     lines += [f"No price of {name}: it is {why}." for name, why in rankings[0].refused.items()]
     batch, anchor = price.with_method(config, PLAIN).batch_size, found.anchor.batch
@@ -244,7 +239,6 @@ def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config
 
 
 def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
-    """Yields where the opponent's best batch is the first or the last that was measured."""
     edges: dict[tuple[str, int], list[str]] = {}
     for ranking in rankings:
         rows = [row for row in ranking.rows if is_synchronous(row.method, row.keys)]
@@ -261,7 +255,6 @@ def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
 
 
 def best(answer: Ranking) -> str:
-    """Returns who takes the least time, and whom the intervals do not exclude."""
     first, *others = answer.rows
     sentence = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):

@@ -1,7 +1,4 @@
-"""The momentum meter's recorded windows, fitted again: runs by themselves and seeds together.
-
-Reads workdirs of runs with `config.probes.momentum`, for `python -m launch.momentum`.
-"""
+"""The momentum meter's recorded windows, fitted again: each run's, and all seeds' of a setting."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +73,7 @@ def fit(
     """Returns `readings.figures` of all windows, and the momentum by theory, if there is one.
 
     With `lags` or `gradient_lags` (0 where only one is set) also a `polynomial`: that of the
-    parameters' own steps for heavy-ball SGD, else that of the raw ones.
+    parameters' steps for heavy-ball SGD, else that of the raw ones.
     """
     config, groups = read(run.config, run.name, CLOCK), groups_of(run.config)
     expected = memoryless(run.config)
@@ -126,7 +123,7 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _lags(run: MeteredRun) -> int:
-    """Returns the terms of the run's own steps; 0 where its explicit momentum was steered."""
+    """Returns the terms of the run's parameter steps; 0 where its explicit momentum was steered."""
     return 0 if run.config["probes"]["steer"] else meter.lags(read(run.config, run.name, CLOCK))
 
 

@@ -2,9 +2,8 @@
 
     (x^1, ..., x^P)_{t+1} = vmap(step)((x^1, ..., x^P)_t, their events, their batches)
 
-Each of the P runs is a lane of that program. Logs, checkpoints and summaries are the trainer's. The
-update rule is the same, but its sums may be in another order: an update rounds differently, by some
-1e-7 of a parameter, and training amplifies that. In threads every float is that of `trainer.train`.
+As one program sums may be in another order, so updates round differently, by some 1e-7 of a
+parameter, which training amplifies. In threads every float is that of `trainer.train`.
 """
 
 import contextlib
@@ -35,11 +34,11 @@ from optdyn.train.loop import Chunk
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
 
-LANES = 64  # runs of one program, at most
-SECONDS, ROUNDS = 0.3, 3  # of timed updates, and how often; the fastest counts
+LANES = 64  # most runs of one program
+SECONDS, ROUNDS = 0.3, 3  # of timed updates; repetitions, of which the fastest counts
 COMPARED = 16  # updates after which the parameters in threads and in lanes are compared
 TINY = 1e-30
-# Fields that are arguments of the program, or that it does not depend on.
+# Keys that are arguments of the program (TRACED), or that it does not depend on (UNUSED).
 TRACED: Mapping[str, Sequence[str]] = {
     "model": ("noise",),
     "data": ("replacement", "dirichlet"),
@@ -52,26 +51,21 @@ UNUSED = ("code", "seed", "steps", "log_every", "checkpoint_every", "init_from")
 
 
 class Lane(NamedTuple):
-    """The state of one run of a program of several."""
-
-    states: State  # leaves (P, ...)
+    states: State  # of all P runs of the program, leaves (P, ...)
     number: int
 
 
 class Rates(NamedTuple):
-    """Updates a second of all runs together, and how far their parameters differ."""
+    """Updates a second of all runs together, and the difference of their parameters."""
 
     threads: float
     vmap: float
-    difference: float  # the largest, over the largest parameter of its array
-    updates: int  # after which they differ so
+    difference: float  # the largest after `updates`, over the largest parameter of its array
+    updates: int
 
 
 def compilation(config: Config) -> Hashable:
-    """Returns a key, equal for configs that one compilation serves; seldom unequal for others.
-
-    Where shares divide the batch it takes one compilation for each value of `Run.padded_share`.
-    """
+    """Returns a key, equal for configs that one compilation (one a `Run.padded_share`) serves."""
     defaults = Config()
     plain = {name: getattr(defaults, name) for name in (*UNUSED, "cluster", "tune")}
     for part, names in TRACED.items():
@@ -86,14 +80,14 @@ def compilation(config: Config) -> Hashable:
 
 
 def is_batched(config: Config) -> bool:
-    """Whether the run can be a lane: of one device, its timeline drawn before its first update."""
+    """Returns whether the run can be a lane: one device, timeline drawn before the first update."""
     methods, data = config.methods, config.data
     follows_log = methods.timeline_depends_on_log(config) or config.probes.momentum
     return is_one_program(config) and not (follows_log or data.streaming)
 
 
 def is_one_program(config: Config) -> bool:
-    """Whether the loop over updates is one compiled program of one device."""
+    """Returns whether the loop over updates is one compiled program of one device."""
     on_host = config.methods.get("snapshots", "") == "host"
     return not (config.parallel.api or config.replicas.count or on_host)
 
@@ -104,8 +98,7 @@ def train(
 ) -> list[Json]:
     """Trains the runs, at most `lanes` in one program, as `trainer.train`; returns the summaries.
 
-    Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are. A
-    lane whose run has ended is computed and ignored until all have.
+    Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are.
     """
     advance, program = _joint(runs[0])
     trainings = [
@@ -165,7 +158,6 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def take(self, size: float) -> Iterator[None]:
-        """A context that has `size` bytes of the memory."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._size)
             self._taken += size
@@ -200,7 +192,7 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
     ways = (in_threads, in_lanes)
     with ThreadPoolExecutor(len(sample)) as pool:
         updates = min(COMPARED, most)
-        params = [way(updates)[1].params for way in ways]  # and compiles
+        params = [way(updates)[1].params for way in ways]  # compiles, too
         counts = [_timed_updates(way) for way in ways]
         rounds = [[way(n)[0] for way, n in zip(ways, counts, strict=True)] for _ in range(ROUNDS)]
     threaded, joined = (np.array(counts) * (len(sample), lanes) / np.min(rounds, axis=0)).tolist()
@@ -208,7 +200,6 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
 
 
 def _timed_updates(way: Callable[[int], tuple[float, State]]) -> int:
-    """The updates that take SECONDS, a power of two."""
     updates = 1
     while way(updates)[0] < SECONDS:
         updates *= 2
@@ -216,7 +207,6 @@ def _timed_updates(way: Callable[[int], tuple[float, State]]) -> int:
 
 
 def _repeat(advance: Advance, arguments: tuple[Tree, ...], times: int) -> State:
-    """The state after the same updates so many times."""
     state, *rest = arguments
     for _ in range(times):
         state, infos = advance(state, *rest)
@@ -225,16 +215,12 @@ def _repeat(advance: Advance, arguments: tuple[Tree, ...], times: int) -> State:
 
 
 def _difference(one: Tree, other: Tree) -> float:
-    """The largest difference, over the largest parameter of its array."""
-
-    def relative(a: jax.Array, b: jax.Array) -> float:
-        return float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), TINY))
-
-    return max(jax.tree.leaves(jax.tree.map(relative, one, other)))
+    differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), one, other)
+    scales = jax.tree.map(lambda a: jnp.maximum(jnp.max(jnp.abs(a)), TINY), one)
+    return float(max(jax.tree.leaves(jax.tree.map(jnp.divide, differences, scales))))
 
 
 def _joint(run: Run) -> tuple[Advance, Program]:
-    """`advance` of several runs like this one, and the program of a lane."""
     return _vmapped(run.program, shared_data.is_drawn(run.config))
 
 
@@ -247,7 +233,6 @@ def _vmapped(program: Program, drawn: bool) -> tuple[Advance, Program]:
 
 
 def _state_of(state: Tree) -> State:
-    """The state of a lane, or of a run that is no lane yet."""
     return _row(state.states, state.number) if isinstance(state, Lane) else state
 
 
@@ -266,7 +251,6 @@ def _stack_numpy(trees: Sequence[Tree]) -> Tree:
 
 
 def _advance_arguments(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
-    """Arguments of `advance` for the first n updates of so many lanes."""
     of_lanes = itertools.islice(itertools.cycle(_same_share(runs)), lanes)
     arguments = [loop.advance_arguments(run, n) for run in of_lanes]
     states, examples, *inputs, _ = zip(*arguments, strict=True)
@@ -274,17 +258,15 @@ def _advance_arguments(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, .
 
 
 def _same_share(runs: Sequence[Run]) -> list[Run]:
-    """The runs with room for the largest share of all, so that their batches have one shape."""
+    """Returns the runs with room for the largest share of all: batches have one shape."""
     largest = max(run.padded_share for run in runs)
     return [run._replace(padded_share=largest) for run in runs]
 
 
 def _examples(run: Run, sets: Sequence[Examples]) -> Examples:
-    """The examples of all lanes, (lanes, N, ...) if they are not the same."""
     return _stack(sets) if shared_data.is_drawn(run.config) else sets[0]
 
 
 def _bytes(function: Tree, *arguments: Tree) -> int:
-    """The bytes of a jitted function's results and temporaries, by XLA's analysis."""
     found = function.lower(*arguments).compile().memory_analysis()
     return found.output_size_in_bytes + found.temp_size_in_bytes if found else 0

@@ -1,7 +1,6 @@
-"""The states of a run on disk, `checkpoints/`: the last two, each whole or absent.
+"""The last two states of a run on disk, `checkpoints/STEP/`, each whole or absent.
 
-A folder a state, called by its number of updates, as Orbax writes it, with a checksum of each
-file. Large tables of versions are files of their own (`versions.py`). `run.json` has what the
+Orbax writes a state, but for large tables of versions (`versions.py`). `run.json` has what the
 run's other files contained when the state was saved, so that a run resumes from there only.
 """
 
@@ -35,33 +34,29 @@ from optdyn.core import snapshots
 from optdyn.train import versions
 
 SUMS = "crc32.json"  # written last into a checkpoint, which is whole with it
-RECORD = "run.json"  # {"files": {name: Written}, ...}
+RECORD = "run.json"  # {"files": {name: [size, crc32, start]}, ...}
 FILES = 2**16  # bytes of a checkpoint besides its arrays
-Name = tuple[str, ...]
+SAVING = RLock()  # one checkpoint at a time, or another would take its disk space
 
 
-def arrays_by_name(tree: Tree) -> dict[Name, Tree]:
-    """Returns the leaves of a state by name; names have no types, as saved trees have none."""
+def arrays_by_name(tree: Tree) -> dict[tuple[str, ...], Tree]:
+    """Returns the leaves of a state by path; paths have no types, as saved trees have none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     part = partial(jax.tree_util.keystr, simple=True)
     return {tuple(part((key,)) for key in path): leaf for path, leaf in leaves}
 
 
-SAVING = RLock()  # one checkpoint at a time, or another would take its disk space
-
-
 class Checkpoints:
     """The last two states of a run, with a checksum of each file.
 
-    Opening finds the latest state whose other files are there, and changes none. Raises
-    `WorkdirError` if there is none, or if a file of that checkpoint is not as written: before it is
-    parsed, since a damaged file may fail in any way there, or not at all.
+    Raises `WorkdirError` if no state has the other files that it was saved with, or if a file of it
+    is not as written: before it is parsed, which may fail in any way or not at all.
     """
 
     def __init__(self, workdir: Path):
         self.path = (workdir / "checkpoints").absolute()
         self.record: Callable[[], Json] = dict  # syncs the run's files and returns `run.json`
-        self._latest, self.passed = self._found(workdir)
+        self._latest, self.why_not_later = self._latest_consistent(workdir)
         with disk_full_errors(self.path):
             self.path.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -74,13 +69,12 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
         except (OSError, ValueError, KeyError, TypeError):
-            for step in _whole(workdir):  # it looks into all
+            for step in _whole(workdir):  # the manager reads all
                 self._verify(step)
             raise
 
-    def _found(self, workdir: Path) -> tuple[int | None, str]:
-        """The latest step to go on from, if any, and why it is not a later one."""
-        passed = ""
+    def _latest_consistent(self, workdir: Path) -> tuple[int | None, str]:
+        skipped = ""
         for step in sorted(_whole(workdir), reverse=True):
             self._verify(step)
             files = read_json(self.path / str(step) / RECORD).get("files", {})
@@ -89,11 +83,11 @@ class Checkpoints:
             }
             wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
             if not wrong:
-                return step, passed
-            passed = passed or f"not what was saved at update {step:,}: {wrong[0]}"
-        if passed:
+                return step, skipped
+            skipped = skipped or f"not what was saved at update {step:,}: {wrong[0]}"
+        if skipped:
             raise WorkdirError(
-                f"{passed}; put that file back, or move {workdir} away to start again"
+                f"{skipped}; put that file back, or move {workdir} away to start again"
             )
         return None, ""
 
@@ -102,7 +96,6 @@ class Checkpoints:
         return read_json(self.path / str(self._latest) / RECORD)
 
     def _remove_others(self) -> None:
-        """Removes checkpoints that are not whole, or later than the one that was restored."""
         for folder in self.path.glob("*"):
             number = int(folder.name) if folder.name.isdigit() else -1
             if number > (self._latest or 0) or (number >= 0 and not (folder / SUMS).exists()):
@@ -117,7 +110,9 @@ class Checkpoints:
         try:
             with disk_full_errors(self.path), SAVING:
                 self._remove_others()
-                self._has_room(state)
+                needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + FILES
+                if shutil.disk_usage(self.path).free < needed:
+                    raise DiskFull(self.path)  # now, as Orbax may not survive a stop midway
                 large = versions.has_large(state)
                 kept = state._replace(slots={}) if large else state
                 self._manager.save(step, args=ocp.args.StandardSave(kept))
@@ -130,15 +125,9 @@ class Checkpoints:
                 write_json(folder / SUMS, sums)
                 self._latest = step
         except DiskFull:
-            for torn in (folder, *self.path.glob(f"{step}.*")):  # which take up the disk
+            for torn in (folder, *self.path.glob(f"{step}.*")):  # frees the disk
                 shutil.rmtree(torn, ignore_errors=True)
             raise
-
-    def _has_room(self, state: Tree) -> None:
-        """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + FILES
-        if shutil.disk_usage(self.path).free < needed:
-            raise DiskFull(self.path)
 
     def restore(self, like: Tree) -> tuple[int, Tree] | None:
         """Returns (step, state) of the latest checkpoint, shaped as `like`; None without one."""
@@ -155,10 +144,6 @@ class Checkpoints:
             raise self._unusable(step, short_line(error)) from error
 
     def _restored(self, step: int, like: Tree) -> Tree:
-        """The saved state in the structure of `like`, matched by the names of arrays.
-
-        Raises ValueError if the arrays are others.
-        """
         handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
         saved = handler.metadata(self.path / str(step) / "default").tree
         leaves, names = arrays_by_name(like), arrays_by_name(saved)
@@ -171,7 +156,6 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def latest(self) -> int | None:
-        """The step of the latest checkpoint."""
         return self._latest
 
     def __enter__(self) -> Self:
@@ -198,7 +182,6 @@ class Checkpoints:
 
 
 def _whole(workdir: Path) -> list[int]:
-    """The steps of a workdir's checkpoints that are whole."""
     names = (path.parent.name for path in workdir.glob(f"checkpoints/*/{SUMS}"))
     return [int(name) for name in names if name.isdigit()]
 
@@ -215,7 +198,7 @@ def bytes_in(record: Json, name: str) -> int:
 
 @contextlib.contextmanager
 def saving(workdir: Path) -> Iterator[None]:
-    """A context in which `DiskFull` says up to which step the run is saved."""
+    """Returns a context in which `DiskFull` says up to which step the run is saved."""
     try:
         with disk_full_errors(workdir):
             yield
@@ -251,7 +234,7 @@ def parameters(workdir: Path) -> tuple[int, Params]:
 
 
 def _parameters(saved: Mapping[str, Tree]) -> Params:
-    """The parameters in a saved state: of the first node, the newest of a table, or their mean."""
+    """Returns the parameters of the first node, the newest of a table, or the workers' mean."""
     if "state" in saved:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
     if "inner" in saved:
@@ -265,7 +248,7 @@ def _parameters(saved: Mapping[str, Tree]) -> Params:
 
 
 def _this_process() -> ocp.options.MultiprocessingOptions:
-    """Each process saves by itself: states are whole on all of them."""
+    """States are whole on all processes, so each saves its state by itself."""
     process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
         primary_host=process,
@@ -280,7 +263,6 @@ def _file_sums(folder: Path) -> dict[str, int]:
 
 
 def _damaged(folder: Path) -> str:
-    """The name of a file of the checkpoint that is not as written; '' if all are."""
     try:
         expected = read_json(folder / SUMS)
     except WorkdirError:

@@ -8,26 +8,18 @@ from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
 from optdyn.train import memory_checks, program
 
-EXAMPLES = 8  # of a batch on which a model is tried
+EXAMPLES = 8  # examples of the batch on which a model is tried
 
 
 def check(config: Config) -> None:
-    """Raises `ConfigError` at the first value that cannot run, though it is in its range.
-
-    First the joins, then whether the run fits into this machine's memory, and whether the user's
-    code is the one that `config.code` asks for.
-    """
+    """Raises `ConfigError` at the first value that cannot run: by joins, memory, or user code."""
     experiment.check(config)
-    memory_checks.of_config(config)
+    memory_checks.check_config(config)
     lookup.check_code(config)
 
 
 def check_parts(config: Config, data: Dataset, params: Params) -> None:
-    """Raises `ConfigError` where parts of a batch have another mean gradient than the whole.
-
-    They do where the loss of an example depends on the others of its batch, and the batch is
-    divided otherwise than a simulation on one device divides it.
-    """
+    """Raises `ConfigError` where parts of a batch have another mean gradient than the whole."""
     real, methods = config.parallel, config.methods
     nodes, devices = methods.devices(config)
     if methods.gradient and methods.stages:

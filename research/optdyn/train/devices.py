@@ -18,12 +18,8 @@ from optdyn.methods import MethodStack, Rule, compose
 from optdyn.problem.problem import Problem
 from optdyn.train.worker_seconds import measure
 
-Loop = Callable[[Rule], Advance]
-
 
 class LayoutRequest(NamedTuple):
-    """The methods, and the devices that they run on."""
-
     methods: MethodStack  # their `static_part`
     api: str = ""  # '': one device simulates all
     nodes: int = 1
@@ -35,7 +31,7 @@ class LayoutRequest(NamedTuple):
 
 
 def make(
-    loop: Loop,
+    loop: Callable[[Rule], Advance],
     request: LayoutRequest,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
@@ -44,8 +40,7 @@ def make(
 ) -> tuple[Rule, Layout]:
     """Returns the rule as one device simulates it, and the layout of the loop on its devices.
 
-    States have one structure on all layouts. With `meter` a batch is a pair of batches, and so are
-    the loop's examples and indices.
+    States have one structure on all layouts. With `meter`, batches, examples and indices are pairs.
     """
     methods = request.methods
     api, nodes, devices, streamed = request.api, request.nodes, request.devices, request.streamed

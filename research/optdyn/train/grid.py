@@ -1,17 +1,14 @@
 """Grids of runs: a base config and the points at which it is changed.
 
-A grid's config file returns `Grid(base, points)`; a point is a flat dict of dotted keys, and may
-have a `name`, the folder of its run. On the command line
-`--config.base.KEY=VALUE` changes what all points share. Points are listed one by one, or made of
-axes:
+A point is a dict of dotted keys, and may have a `name`, the folder of its run. On the command line
+`--config.base.KEY=VALUE` changes what all points share. Axes make points:
 
     product(
         {"optimizer.momentum": [0.0, 0.9], "optimizer.learning_rate": log_range(1e-3, 1, 7)},
         {"seed": range(3)},
     )
 
-is 2 x 7 x 3 points, of which the last axis changes first. Points are generated when they are read;
-a grid has `MOST` at most.
+is 2 x 7 x 3 points, of which the last axis changes first.
 """
 
 import contextlib
@@ -63,23 +60,17 @@ class Grid:
         points = self.points
         if isinstance(points, Iterable) and not isinstance(points, (str, Mapping, Points)):
             listed = list(itertools.islice(points, MOST + 1))
-            object.__setattr__(self, "points", Points(len(listed), lambda: listed))
-        ConfigError.refuse(self._wrongs())
-
-    def _wrongs(self) -> Iterator[tuple[object, str]]:
-        base, points = self.base, self.points
-        yield (
-            not isinstance(base, Config),
-            f"grid: base = {short_repr(base)}: must be an Experiment",
+            points = Points(len(listed), lambda: listed)
+            object.__setattr__(self, "points", points)
+        no_base, no_points = not isinstance(self.base, Config), not isinstance(points, Points)
+        count = points.count if isinstance(points, Points) else 0
+        rows = (
+            (no_base, f"grid: base = {short_repr(self.base)}: must be an Experiment"),
+            (no_points, f"grid: points = {short_repr(points)}: must be a list of dicts"),
+            (not count, "grid: points: must be one at least"),
+            (count > MOST, f"grid: points: {count:,}: must be at most {MOST:,}"),
         )
-        is_set = isinstance(points, Points)
-        yield not is_set, f"grid: points = {short_repr(points)}: must be a list of dicts"
-        assert isinstance(points, Points)
-        yield not points.count, "grid: points: must be one at least"
-        yield (
-            points.count > MOST,
-            f"grid: points: {points.count:,}: must be at most {MOST:,}",
-        )
+        ConfigError.refuse(rows)
 
     def with_(self, changes: Mapping[str, Any]) -> "Grid":
         """Returns a copy with other values of `note`, or of keys of the base, `base.KEY`."""
@@ -147,15 +138,15 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
 
 def resolve(grid: Grid, name: str, point: Point) -> Config:
     """Returns the checked experiment of the point. Raises `ConfigError`, which names the point."""
-    with of_point(name):
+    with point_errors(name):
         resolved = grid.base.with_({k: v for k, v in point.items() if k != "name"})
         check(resolved)
     return resolved
 
 
 @contextlib.contextmanager
-def of_point(name: str) -> Iterator[None]:
-    """A context in which an `InputError` becomes a `ConfigError` that names the point."""
+def point_errors(name: str) -> Iterator[None]:
+    """Returns a context in which an `InputError` becomes a `ConfigError` that names the point."""
     try:
         yield
     except InputError as error:
@@ -163,7 +154,7 @@ def of_point(name: str) -> Iterator[None]:
 
 
 def point_name(point: Point) -> str:
-    """Returns a folder's name for the point, of its keys and values."""
+    """Returns the name of the folder of the point's run."""
     swept = ",".join(f"{key}={value}" for key, value in point.items()) or "base"
     text = str(point.get("name", swept))
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
@@ -172,24 +163,16 @@ def point_name(point: Point) -> str:
 
 
 def _factors(part: Axes | Points) -> list[Points]:
-    """A set of points for each axis."""
     if isinstance(part, Points):
         return [part]
-    return [
-        Points(len(_values(key, values)), partial(_axis_points, key, values))
-        for key, values in part.items()
-    ]
+    for key, values in part.items():
+        listed = isinstance(values, Sequence) and not isinstance(values, str)
+        refuse(
+            (not listed, f"grid: axis {key} = {short_repr(values)}: must be a list of values"),
+            (listed and not values, f"grid: axis {key} is empty"),
+        )
+    return [Points(len(v), partial(_axis_points, key, v)) for key, v in part.items()]
 
 
 def _axis_points(key: str, values: Sequence[object]) -> Iterator[Point]:
     return ({key: value} for value in values)
-
-
-def _values(key: str, values: Any) -> Sequence[object]:
-    """The values of an axis. Raises `ConfigError` if they are not a list, or empty."""
-    listed = isinstance(values, Sequence) and not isinstance(values, str)
-    refuse(
-        (not listed, f"grid: axis {key} = {short_repr(values)}: must be a list of values"),
-        (listed and not values, f"grid: axis {key} is empty"),
-    )
-    return values

@@ -1,7 +1,6 @@
 """When, where, by what command and of which code a run was started, and what it went on from.
 
-`history.json` has an entry a start; `summary.json` repeats them. Runs of equal floats have unequal
-histories.
+`history.json` has an entry a start; `summary.json` repeats them.
 """
 
 import os
@@ -25,10 +24,9 @@ SMALL = 2**16  # most characters of a difference that is kept
 def record_start(
     folder: Path, at: int, steps: int, known: Sequence[Json] = (), **more: object
 ) -> None:
-    """Appends the start of this process at an update, with `more` fields, to the history.
+    """Appends the start of this process at update `at`, with `more` fields, to the history.
 
-    The history begins with the `known` starts, whatever the file has. A small difference between
-    the code and its commit is kept in a file beside it.
+    The history begins with the `known` starts, whatever the file has.
     """
     entry = {
         "at": at,

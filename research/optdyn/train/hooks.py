@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from optdyn import optimizers
 from optdyn.base.files import write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Params
+from optdyn.base.trees import Json
 from optdyn.clock.trace import SERVED
 from optdyn.core import LoggedState
 from optdyn.devices.first_process import from_first
@@ -28,7 +27,7 @@ from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
 from optdyn.train.run import Run, batches_of, events_of, seconds_after
-from optdyn.train.workdir import Metrics, is_finished, vouch
+from optdyn.train.workdir import Metrics, is_finished, write_checksums
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
@@ -54,7 +53,6 @@ class LossHook(Hook):
 
 
 def _progress(run: Run, step: int) -> Json:
-    """The figures of the timeline and of the schedules after `step` updates."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
     fixed = optimizers.is_fixed(config.optimizer.name)
@@ -143,7 +141,7 @@ class StopHook(Hook):
 
     watch: Callable[[], Watch]
     log: Sequence[Json]
-    signal: int = 0  # the one that ends it
+    signal: int = 0  # number of the signal that ends the run
     asked: int = -1  # times that a signal has asked for a checkpoint; -1: the run has not begun
 
     def chunk(self, chunk: Chunk) -> None:
@@ -186,10 +184,7 @@ class SaveHook(Hook):
 
 
 def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
-    """Whether a checkpoint is due: at the first log point from a multiple of `checkpoint_every` on.
-
-    At log points the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
-    """
+    """Returns whether `step` is the first log point from a multiple of `checkpoint_every` on."""
     if not checkpoint_every or step % log_every:
         return False
     return step // checkpoint_every > (step - log_every) // checkpoint_every
@@ -218,16 +213,5 @@ class SummaryHook(Hook):
         config = chunk.run.config
         if is_finished(summary, config.steps):
             self.files.summarize(config, summary)
-            vouch(self.folder, summary)
+            write_checksums(self.folder, summary)
         write_json(self.folder / "summary.json", summary)
-
-
-@dataclass
-class LastParamsHook(Hook):
-    """Keeps the last parameters, if they are finite."""
-
-    found: Params | None = None
-
-    def end(self, chunk: Chunk, summary: Json) -> None:
-        if chunk.status != "diverged":
-            self.found = jax.device_get(chunk.params)

@@ -2,10 +2,9 @@
 
     x_{t+1} = step(x_t, event_t, batch_t)          t = step, step + 1, ...
 
-`updates` is a generator of chunks, each a few updates in a row that are still to be computed. Who
-iterates computes a chunk before asking for the next: on the run's own devices (`Chunk.make`), as
-one program with other runs (`batched_runs.py`), or by real workers (`race/race.py`). `with_hooks`
-passes the chunks on and calls the hooks, which do all else: log, save, stop.
+Who iterates over `updates` computes each chunk before asking for the next: on the run's own devices
+(`Chunk.make`), as one program with other runs (`batched_runs.py`), or by real workers
+(`race/race.py`). Hooks log, save and stop.
 """
 
 import contextlib
@@ -52,23 +51,23 @@ class Chunk:
 
     @property
     def step(self) -> int:
-        """Updates that `state` has had."""
+        """Returns the number of updates that `state` has had."""
         return self.start + len(self.infos.get("loss", ()))
 
     @property
     def finite_step(self) -> int:
-        """Updates before the first whose loss is not finite; `step` if all are finite."""
+        """Returns the number of updates before the first whose loss is not finite."""
         losses = self.infos.get("loss", np.zeros(0))
         return self.start + int(np.append(np.isfinite(losses), False).argmin())
 
     @cached_property
     def full_state(self) -> State:
-        """The state after the updates, as one device would hold it."""
+        """Returns the state after the updates, as one device would have it."""
         return self.run.program.layout.get(self.state)
 
     @property
     def params(self) -> Params:
-        """The parameters after the updates, a tree of arrays."""
+        """Returns the parameters after the updates, a tree of arrays."""
         return self.full_state.params
 
     def make(self, most: int = CHUNK) -> None:
@@ -92,14 +91,12 @@ def updates(
     """Yields the run's updates from `step` to the last of the `stops`, in chunks that end at stops.
 
     The first chunk is empty, so that everything is compiled with it; at least one follows. The
-    state is donated. With a `log`, to which who iterates appends rows, the timeline is extended as
-    far as the log decides it, and a chunk ends where it ends. Updates in `windows` are metered.
-    Examples come from the `feed`.
+    state is donated. With a `log`, to which the caller appends rows, a chunk also ends where its
+    rows decide the timeline no further. Updates in `windows` are metered.
     """
     feed, second_feed = feed or feed_of(run), feed_of(run)
 
     def next_chunk(state: State, step: int, decided: int) -> Chunk:
-        """The updates from `step` on, by a timeline that has at least update `decided`."""
         nonlocal run
         run = run if log is None else extend_timeline(run, decided, log)
         stop = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
@@ -124,8 +121,6 @@ def updates(
 
 
 def _add_second_batch(chunk: Chunk, block: DataBlock, other: DataBlock) -> None:
-    """Gives the chunk's updates a second batch, of the `other` block, and shortens the chunk."""
-
     def events(n: int) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
         event, indices = events_of(chunk.run, chunk.start, block, n, METERED_CHUNK)
         return event, (indices, events_of(chunk.run, chunk.start, other, n, METERED_CHUNK)[1])
@@ -135,7 +130,7 @@ def _add_second_batch(chunk: Chunk, block: DataBlock, other: DataBlock) -> None:
 
 
 class Hook:
-    """What a run does besides its updates. A subclass overrides the methods that it needs."""
+    """Acts after each chunk of a run's updates. A subclass overrides the methods that it needs."""
 
     def chunk(self, chunk: Chunk) -> None:
         """Called before the first update, with an empty chunk, and after the updates of each chunk.
@@ -158,8 +153,8 @@ def with_hooks(
 ) -> Training[Chunk]:
     """Yields the chunks, calls the hooks after each, and returns the last.
 
-    It ends where a hook, or a loss that is not finite, sets a chunk's status. One of the hooks
-    appends each row to the log.
+    That is the first whose status is set, by a hook or by a loss that is not finite. One of the
+    hooks appends each row to the log.
     """
     for i, chunk in enumerate(chunks):
         yield chunk
@@ -177,10 +172,7 @@ def with_hooks(
 
 
 def run_to_end(training: Training[T], length: int = 1) -> T:
-    """Computes all chunks on the run's own devices and returns the run's result.
-
-    The first call of the device has `length` updates; later ones take about a second each.
-    """
+    """Computes all chunks on the run's own devices, `length` updates first; returns its result."""
     with contextlib.closing(training):
         while True:
             try:
@@ -201,7 +193,7 @@ def next_or_result(training: Training[T]) -> Chunk | T:
 
 
 def next_length(length: int, n: int, seconds: float) -> int:
-    """Updates of a second, where n took so many seconds; at most twice `length`, and CHUNK."""
+    """Returns how many updates take a second, as n took `seconds`; at most 2 `length` and CHUNK."""
     return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * length, CHUNK)))
 
 

@@ -49,11 +49,8 @@ def host_memory() -> float:
     return free
 
 
-def of_config(config: Config) -> None:
-    """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
-
-    Also where a batch is larger than the training set, if the config has its size.
-    """
+def check_config(config: Config) -> None:
+    """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit."""
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
@@ -71,10 +68,10 @@ def of_config(config: Config) -> None:
         need = 4 * examples * model.dimension * (1 + bool(model.spread))
         _fits(need, f"config.data.train_examples = {examples:,}: so many optima need")
     if examples:
-        of_batch(config, examples)
+        check_batch(config, examples)
 
 
-def of_batch(config: Config, examples: int) -> None:
+def check_batch(config: Config, examples: int) -> None:
     """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
     model = config.model
     drawn_alike = isinstance(model, Quadratic) and not (model.noise or model.spread)
@@ -85,10 +82,10 @@ def of_batch(config: Config, examples: int) -> None:
         )
 
 
-def of_data(config: Config, data: Dataset) -> None:
+def check_data(config: Config, data: Dataset) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
-    of_batch(config, examples_in(train))
+    check_batch(config, examples_in(train))
     parts = config.parallel.accumulation * max(config.parallel.devices, 1)
     example = sum(leaf[:1].nbytes for leaf in train.values())
     batch = example * config.batch_size // parts
@@ -100,20 +97,16 @@ def of_data(config: Config, data: Dataset) -> None:
 
 
 class Need(NamedTuple):
-    """Bytes of a run's arrays."""
-
-    device: int  # on the first device
+    device: int  # bytes of a run's arrays on the first device
     host: int  # of a table of versions in the host's memory; on a CPU `device` has all
 
 
-def of_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
+def check_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, rule, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
-    _fits(
-        need.device,
-        f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need",
-    )
+    line = f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need"
+    _fits(need.device, line)
     if need.host:
         _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())
 

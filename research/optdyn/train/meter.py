@@ -20,18 +20,12 @@ from optdyn.base.trees import Json, numbers_in
 from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.methods.compose import METERED, SKETCH
-from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.readings import Window, Windows, figures, in_place
 from optdyn.problem.data import order
 from optdyn.train import program
 from optdyn.train.loop import Chunk, Hook
 from optdyn.train.run import Run, steered_momenta
-
-
-def windows(probes: Probes, steps: int) -> Windows:
-    """Returns the windows of `config.probes`."""
-    return Windows(probes.every, probes.window, steps)
 
 
 def read(
@@ -44,13 +38,13 @@ def read(
 ) -> list[Window]:
     """Returns the windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
 
-    `examples` is the size of the training set, which says where epochs begin; `worker`, (steps,),
-    are the groups that arrived.
+    `examples` is the size of the training set; `worker`, (steps,), the groups that arrived.
     """
     methods = config.methods
     draws_staleness = config.cluster.service.name == "geometric"  # where no group arrives
     one_arrival = methods.simple and methods.groups > 1 and not draws_staleness
-    spans, rates = windows(config.probes, config.steps), _rates(config)
+    spans = Windows(config.probes.every, config.probes.window, config.steps)
+    rates = program.hypers(config)["learning_rate"]
     found = []
     for start, stop in spans.ended(since, step):
         recorded = np.array(rows[spans.before(start) : spans.before(stop)])
@@ -66,7 +60,6 @@ def read(
 
 
 def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
-    """`order.away`; of nodes with shards, from the nearest beginning of an epoch."""
     nodes = config.cluster.nodes if config.data.dirichlet else 1
     sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
     batch, replacement = config.batch_size // nodes, config.data.replacement
@@ -82,11 +75,11 @@ class Meter(Hook):
     def __init__(self, run: Run, log: list[Json], path: Path | None = None, size: int = 0):
         """Keeps the first `size` bytes of the file at `path`; None: records in memory."""
         config = run.config
-        self.windows = windows(config.probes, config.steps)
+        self.windows = Windows(config.probes.every, config.probes.window, config.steps)
         self._examples, self._log, self._written = run.examples, log, AppendedBytes()
         rows = self.windows.before(config.steps)
         shape = (rows, len(METERED), min(SKETCH, numbers_in(run.params)))
-        self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
+        self._rows = map_array(path, shape) if path else np.zeros(shape, np.float32)
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
             self._written = AppendedBytes(size, crc32(path, start, size), start)
@@ -110,24 +103,21 @@ class Meter(Hook):
             summary.update(found)
 
     def synced(self) -> AppendedBytes:
-        """Syncs the file and returns what is in it."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()
         return self._written
 
     def _read(self, chunk: Chunk, since: int) -> Json:
-        """The fit to the windows that ended after `since`, by the chunk's end; {} without any."""
         config, step = chunk.run.config, chunk.finite_step
         worker = chunk.run.timeline.worker
         ended = read(self._rows, config, self._examples, worker, since, step)
         return figures(ended, lags(config), is_plain(config), rate(config, step)) if ended else {}
 
 
-def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
+def map_array(path: Path, shape: tuple[int, ...]) -> np.memmap:
     """Returns the array of this shape in the file, mapped to be written to; creates or resizes it.
 
-    The header is written anew. All disk space is taken now, as a full disk raises no error in a
-    mapped array. Raises `DiskFull`.
+    Takes all disk space now, as a full disk raises no error in a mapped array. Raises `DiskFull`.
     """
     header, array = io.BytesIO(), np.dtype(np.float32)
     about = {"descr": array.str, "fortran_order": False, "shape": shape}
@@ -150,11 +140,11 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
 
 def rate(config: Config, step: int) -> float:
     """Returns the learning rate of the last of `step` updates."""
-    return float(_rates(config)[step - 1])
+    return float(program.hypers(config)["learning_rate"][step - 1])
 
 
 def is_plain(config: Config) -> bool:
-    """Whether displacements over their learning rates are the raw steps, and need no second fit."""
+    """Returns whether displacements over learning rates are the raw steps: one fit is enough."""
     optimizer = config.optimizer
     more = _has_momentum(config) or optimizer.options or optimizer.chain
     return optimizer.name == "sgd" and not more
@@ -163,17 +153,11 @@ def is_plain(config: Config) -> bool:
 def lags(config: Config) -> int:
     """Returns the lags of heavy-ball SGD with these groups; 0 for optimizers without such lags."""
     optimizer = config.optimizer
-    if not optimizers.is_heavy_ball(optimizer.name):
-        return 0
-    if optimizer.options or optimizer.chain:
+    if not optimizers.is_heavy_ball(optimizer.name) or optimizer.options or optimizer.chain:
         return 0
     return 1 + (_has_momentum(config) and config.methods.groups > 1)
 
 
 def _has_momentum(config: Config) -> bool:
-    """Whether there is explicit momentum; steering to a total of 0 makes it negative."""
+    """Steering to a total of 0 makes the explicit momentum negative."""
     return bool(config.optimizer.momentum or config.probes.steer)
-
-
-def _rates(config: Config) -> np.ndarray:
-    return program.hypers(config)["learning_rate"]

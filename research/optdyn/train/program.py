@@ -1,7 +1,7 @@
 """The compiled program of a run: the update rule looped over the events of the timeline.
 
-Data, order of examples, arrivals, learning rates, momentum and number of updates are arguments of
-it, so one compilation serves all settings of those.
+Data, order of examples, arrivals, learning rates, momentum and number of updates are its
+arguments, so one compilation serves all their values.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,12 +40,11 @@ class Program:
     """Pure functions of one problem and one rule.
 
     `advance(state, examples, events, indices, n) -> (state, infos)` runs the first `n` of CHUNK
-    events on its devices; `infos` are the rule's scalars of each update, (CHUNK,). `indices`,
-    (CHUNK, C) int32, are the examples of each batch, device by device, C = B where parts are even,
-    or (CHUNK, C, 2), with the seeds of their augmentation.
+    events; `infos` are the rule's scalars of each update, (CHUNK,). `indices`, (CHUNK, C) int32,
+    are the examples of each batch, device by device, C = B where parts are even, or (CHUNK, C, 2),
+    with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
-    `extra_metrics(params, node_params, train, test) -> {name: scalar}` measures, at log points,
-    the parameters and those of all nodes.
+    `extra_metrics(params, node_params, train, test) -> {name: scalar}`, at log points.
     """
 
     problem: Problem
@@ -58,12 +57,10 @@ class Program:
 
     @property
     def advance(self) -> Callable[..., tuple[State, Info]]:
-        """The compiled loop over events, as `Layout.advance`."""
         return self.layout.advance
 
     @property
     def init(self) -> Callable[[Params], State]:
-        """The state that a run starts from."""
         return self.layout.init or self.rule.init
 
 
@@ -72,10 +69,10 @@ class UpdateHalves(NamedTuple):
 
     `parameters_at(state, slot)` are those that a worker gets which reads a slot, without the fresh
     blocks of a `merged` server, with which the message is computed in two places.
-    `work(parameters, hyper, examples, chosen) -> message` of batches of the examples with those
-    numbers, (n, B) int32 or (n, B, 2); `update(state, event, message) -> (state, info)`.
-    `metered`, whose info has what the momentum meter needs, also takes the examples and the numbers
-    of a second batch.
+    `work(parameters, hyper, examples, chosen) -> message` of the examples with the numbers
+    `chosen`, (n, B) int32 or (n, B, 2); `update(state, event, message) -> (state, info)`.
+    `metered`, whose info has what the momentum meter needs, also takes the examples and numbers of
+    a second batch.
     """
 
     parameters_at: Callable[[Tree, int], Tree]  # of a `ServedState`
@@ -86,8 +83,6 @@ class UpdateHalves(NamedTuple):
 
 
 class ProblemKey(NamedTuple):
-    """What a problem depends on, as a key of caches."""
-
     model: Model  # without the fields that only the data depend on
     classes: int
     heads: tuple[str, ...]  # blocks with an auxiliary head
@@ -98,8 +93,6 @@ class ProblemKey(NamedTuple):
 
 
 class ProgramKey(NamedTuple):
-    """What a program depends on besides its problem, as a key of caches."""
-
     optimizer: tuple[str, tuple[str, ...], Options, optimizers.Chain]  # arguments of `optimizer`
     layout: parallel.LayoutRequest
     slots: int
@@ -124,19 +117,13 @@ def problem_of(config: Config, classes: int) -> Problem:
 
 
 def check(config: Config, classes: int, examples: Examples) -> None:
-    """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
-
-    Done once for all configs of one model.
-    """
+    """Raises `ConfigError` where a config's model, loss or metrics do not fit the examples."""
     shapes = ((name, leaf.shape, leaf.dtype) for name, leaf in examples.items())
     _check(_problem_key(config, classes), tuple(shapes))
 
 
 def mixes(config: Config, classes: int, params: Params, examples: Examples) -> bool:
-    """Whether the loss of an example depends on the others of its batch, as a norm over it does.
-
-    Compares the first example's loss beside the other examples and beside copies of itself.
-    """
+    """Returns whether the loss of an example depends on its batch, as with batch norm."""
     first_loss = _first_loss(_problem_key(config, classes))
     copies = {name: np.repeat(leaf[:1], len(leaf), axis=0) for name, leaf in examples.items()}
     pair = first_loss(params, examples), first_loss(params, copies)
@@ -144,12 +131,11 @@ def mixes(config: Config, classes: int, params: Params, examples: Examples) -> b
 
 
 def make(config: Config, classes: int, slots: int) -> Program:
-    """The program of a config: the same object for configs that differ in traced numbers only."""
+    """Returns the program of a config: one for configs that differ in traced numbers only."""
     return _make(_problem_key(config, classes), _program_key(config, slots))
 
 
 def make_halves(config: Config, classes: int, slots: int) -> UpdateHalves:
-    """The two halves of the update that `make` makes one program of."""
     return _make_halves(_problem_key(config, classes), _program_key(config, slots))
 
 
@@ -191,13 +177,12 @@ def _problem_key(config: Config, classes: int) -> ProblemKey:
     user_code = lookup.user_objects(config, lookup.MODEL)
     model = config.model
     if isinstance(model, Quadratic):
-        model = model.with_(noise=0.0, spread=0.0)  # which are of the data
+        model = model.with_(noise=0.0, spread=0.0)  # the data's, not the program's
     return ProblemKey(model, classes, heads, pixels, config.loss, config.metrics, user_code)
 
 
 @lru_cache(maxsize=32)
 def _problem(key: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
-    """The problem, and its compiled `init`."""
     found = problem.make(*key[:-1])
     return found, jax.jit(found.init)
 
@@ -302,8 +287,6 @@ def _merged(problem: Problem, fresh: Sequence[str]) -> Merged:
 def _extra_metrics(
     problem: Problem, measures: Sequence[Callable[..., Tree]], probes: Sequence[str]
 ) -> Callable[..., dict[str, jax.Array]] | None:
-    """The methods' measures and the probes, as one function."""
-
     def extra_metrics(
         params: Params, node_params: Params, train: Examples, test: Examples
     ) -> dict[str, jax.Array]:
@@ -350,13 +333,13 @@ def _evaluate(
 
 
 def hyper_names(config: Config) -> tuple[str, ...]:
-    """The optimizer's arguments that arrive with every event."""
+    """Returns the optimizer's arguments that arrive with all events."""
     momentum = optimizers.takes_momentum(config.optimizer.name)
     return ("learning_rate", "momentum") if momentum else ("learning_rate",)
 
 
 def hypers(config: Config) -> dict[str, np.ndarray]:
-    """The hyperparameters of all updates by name, (steps,) float32."""
+    """Returns the hyperparameters of all updates by name, (steps,) float32."""
     values = {
         "learning_rate": schedules.learning_rates(config.optimizer, config.steps),
         "momentum": np.full(config.steps, config.optimizer.momentum, np.float32),

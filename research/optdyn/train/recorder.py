@@ -34,7 +34,6 @@ class Recorder(Hook):
                 self.append(line, window, time.monotonic() - chunk.requested)
 
     def append(self, line: Timeline, window: slice, seconds: float) -> None:
-        """Appends the updates of the window, which took `seconds` together."""
         count = len(line.worker[window])
         self._append(line, window, self._seconds + seconds * np.arange(1, count + 1) / count)
         self._seconds += seconds
@@ -64,7 +63,6 @@ class Recorder(Hook):
         self._written = self._written.plus(text.encode())
 
     def synced(self) -> AppendedBytes:
-        """Syncs the file and returns what is in it."""
         if self._written.size:
             sync(self._path)
         return self._written

@@ -1,12 +1,10 @@
 """Trajectories of replicas: one initialization, many draws of arrivals and batches.
 
-Recorded at all updates t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774):
+Recorded at all updates t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774), under
+one random projection S (a count sketch), which biases nothing as the relation is linear:
 
     d_t = x_{t+1} - x_t                 displacement
     G_t = grad f(x_t)                   gradient of the whole training objective
-
-both under one fixed random projection S (a count sketch). The relation is linear, so it holds for
-S d and S G whatever S is: projecting biases nothing.
 """
 
 import shutil
@@ -27,7 +25,7 @@ from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, note_signals, say
-from optdyn.base.trees import Array, Json, examples_in
+from optdyn.base.trees import Array, Json, Tree, examples_in
 from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
 from optdyn.devices.first_process import hold_workdir
@@ -38,7 +36,7 @@ from optdyn.train import history, program, trainer
 from optdyn.train.checkpoints import saving
 from optdyn.train.program import Program
 from optdyn.train.trainer import Run
-from optdyn.train.workdir import REPLICAS, claim, damaged, free, text_of, vouch
+from optdyn.train.workdir import REPLICAS, claim, damaged, free_keys, text_of, write_checksums
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
 SHORT = 10  # updates an epoch below which batches depend on one another noticeably
@@ -49,8 +47,6 @@ LossAndGradient = tuple[jax.Array, Params]  # of all examples
 
 
 class ReplicaGroup(NamedTuple):
-    """An update rule, of which replicas are recorded."""
-
     name: str
     program: Program
     hypers: dict[str, np.ndarray]  # (T,) each
@@ -61,17 +57,17 @@ class ReplicaGroup(NamedTuple):
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
-    `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`. Writes
-    `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`, (R, T).
-    With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
-    `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
-    rate alpha (1 - mu). After an interruption the same call goes on from the parts on disk.
+    `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`: the
+    same call goes on. Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q)
+    float32, and `losses`, (R, T). With explicit momenta in `config.replicas.matching`, also
+    `matching_momenta` (M,) and `matching_displacements` (M, R, T, q): as many synchronous replicas
+    at each mu, with learning rate alpha (1 - mu).
     """
     if config.init_from:
         raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
     run = trainer.prepare(config, replicas=config.replicas.count)
     with hold_workdir(Path(workdir)) as folder, saving(folder):
-        claim(folder, config, free(config))
+        claim(folder, config, free_keys(config))
         finished = read_json(folder / "summary.json")
         if finished and not damaged(folder):
             say(f"already finished: {workdir}")
@@ -119,17 +115,14 @@ def _recorded(run: Run, workdir: Path) -> Json:
         **trainer.provenance(run),
         **history.summary_fields(workdir),
     }
-    vouch(workdir, summary)
+    write_checksums(workdir, summary)
     write_json(workdir / "summary.json", summary)
     shutil.rmtree(parts)
     return summary
 
 
 def _replica_groups(run: Run) -> list[ReplicaGroup]:
-    """The config's update rule, then synchronous momentum SGD at each matching mu.
-
-    A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
-    """
+    """A trace of G_0 / (1 - mu) makes the first update of synchronous replicas -alpha G_0."""
     config = run.config
     sync = config.with_({"method.name": methods.PLAIN})
     groups = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
@@ -144,7 +137,6 @@ def _replica_groups(run: Run) -> list[ReplicaGroup]:
 
 
 def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
-    """Replicas start..start+size-1 of the group; those beyond the count are computed and cut."""
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
@@ -155,7 +147,7 @@ def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
     indices = np.stack([_indices(run, f"{group.name}{replica}") for replica in chosen])
     recorder = _recorder(group.program, config.replicas.block, config.replicas.subspace)
     key = seeds.key(config.seed, "subspace")
-    arrays = recorder(run.params, examples, key, group.trace, events, indices)
+    arrays = recorder((run.params, examples, key, group.trace), (events, indices))
     return {name: np.asarray(leaf)[: count - start] for name, leaf in arrays.items()}
 
 
@@ -168,7 +160,6 @@ def _indices(run: Run, stream: str) -> np.ndarray:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the part is on disk, by the checksums of its arrays."""
     try:
         with np.load(path) as arrays:
             return all(arrays[name].size for name in arrays)
@@ -177,8 +168,6 @@ def _is_whole(path: Path) -> bool:
 
 
 def _join(config: Config, parts: Path, names: list[str], starts: range) -> Arrays:
-    """The arrays of all parts, joined."""
-
     def joined(name: str, key: str) -> np.ndarray:
         return np.concatenate([np.load(parts / f"{name}-{start}.npz")[key] for start in starts])
 
@@ -193,19 +182,10 @@ def _join(config: Config, parts: Path, names: list[str], starts: range) -> Array
 
 @lru_cache(maxsize=32)
 def _recorder(program: Program, block: int, subspace: int) -> Callable[..., Arrays]:
-    """Jitted `_trajectory` of many replicas, `block` of them at a time as one vmapped program."""
-
-    def replicas(
-        params: Params,
-        examples: Examples,
-        key: jax.Array,
-        trace: jax.Array | None,
-        events: Event,
-        indices: Array,
-    ) -> Arrays:
-        one = partial(_trajectory, program, subspace, params, examples, key, trace)
+    def replicas(shared: tuple[Tree, ...], draws: tuple[Event, Array]) -> Arrays:
+        one = partial(_trajectory, program, subspace, *shared)
         many = {"batch_size": block} if block > 1 else {}
-        return jax.lax.map(lambda draw: one(*draw), (events, indices), **many)
+        return jax.lax.map(lambda draw: one(*draw), draws, **many)
 
     return jax.jit(replicas)
 
@@ -220,7 +200,7 @@ def _trajectory(
     events: Event,
     indices: jax.Array,
 ) -> Arrays:
-    """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
+    """Returns S d_t and S G_t, (T, q), and f(x_t), (T,), of one replica."""
     project = sketch(key, params, subspace)
     state = program.rule.init(params)
     if trace is not None:
@@ -244,7 +224,7 @@ def _trajectory(
 
 
 def whole_gradient(problem: Problem, params: Params, examples: Examples) -> LossAndGradient:
-    """f and grad f over all examples, a slice at a time."""
+    """Returns f and grad f over all examples, a slice at a time."""
     count = examples_in(examples)
     slices = -(-count // SLICE)
     positions = jnp.arange(slices * SLICE if slices > 1 else count).reshape(slices, -1)
@@ -264,7 +244,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Loss
 
 
 def sketch(key: jax.Array, params: Params, size: int) -> Callable[[Params], jax.Array]:
-    """Count sketch to min(size, p) numbers: random signs, then coordinate i is added to i mod q."""
+    """Returns the count sketch to q = min(size, p) numbers: signs are drawn, i adds to i mod q."""
     flat, _ = ravel_pytree(params)
     q = min(size, len(flat))
     signs = jax.random.rademacher(key, (len(flat),), flat.dtype)

@@ -1,8 +1,7 @@
 """Where a run starts: from the beginning, from its checkpoint, or with more steps from its end.
 
-A run may be given more steps if one that always had as many would have come to the same state.
-Whether it would is no table of methods and laws: the timeline of as many steps is drawn, and must
-begin with the updates that are done.
+A run may be given more steps if one that always had as many would have come to the same state: the
+timeline of as many steps must begin with the updates that are done.
 """
 
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from optdyn.experiment import Config
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, bytes_in, latest
 from optdyn.train.run import Run, extend_timeline
-from optdyn.train.workdir import LOG, text_of, too_few, vouch
+from optdyn.train.workdir import LOG, text_of, too_few_steps, write_checksums
 
 
 def has_checkpoint(workdir: Path) -> bool:
-    """Whether the run has a checkpoint to go on from."""
+    """Returns whether the run has a checkpoint to go on from."""
     return from_first(latest(workdir) is not None)
 
 
@@ -32,7 +31,7 @@ def finished_summary(folder: Path, config: Config, stored: Json, summary: Json) 
     """Returns a finished run's summary; if it diverged, with the new `steps`, which are written."""
     if summary["status"] == "diverged" and stored["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
-        vouch(folder, summary)
+        write_checksums(folder, summary)
         write_json(folder / "summary.json", summary)
         write(folder / "config.json", text_of(config, stored["code"]))
     return summary
@@ -48,15 +47,15 @@ def start_or_resume(
 ) -> None:
     """Tells where the run starts, adds the start to the history and writes the new config.
 
-    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the run
-    of the new config would not have come to the state of the latest checkpoint.
+    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the new
+    config would not have come to the state of the latest checkpoint.
     """
     config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
     planned = record.get("steps", config.steps)
     ended = old_summary.get("status") in ("completed", "diverged")
     missing = f"its {old_summary.get('step') or 0:,} steps to go on from; give another --workdir"
     refusals = (
-        too_few(folder, config.steps, step),
+        too_few_steps(folder, config.steps, step),
         (ended and not step, f"workdir {folder} has no checkpoint of {missing}"),
     )
     WorkdirError.refuse(refusals)
@@ -69,8 +68,8 @@ def start_or_resume(
     history.record_start(folder, step, config.steps, record.get("starts", ()), **more)
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
-    if checkpoints.passed:
-        tell(checkpoints.passed)
+    if checkpoints.why_not_later:
+        tell(checkpoints.why_not_later)
     if step:
         steps = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
         tell(f"resuming at {step:,}{steps}")
@@ -89,11 +88,10 @@ def resume_diff(
     step: int,
     logged: list[Json],
 ) -> Json:
-    """Returns how the run differs from one that had `config.steps` from the start.
+    """Returns how a run that began with `planned` steps differs from one of `config.steps` steps.
 
-    It began with `planned` steps, and has done `step`. {} if it does not differ, {"schedule": text}
-    if its later learning rates do. Raises `WorkdirError` if updates that are done would have been
-    others, as where an exchange of all nodes ends a run.
+    {} if it does not, {"schedule": text} if its later learning rates do. Raises `WorkdirError` if
+    its first `step` updates would have been others, as where a run's end averages all nodes.
     """
     config = run.config
     earlier = config.with_(steps=planned)

@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """Size of the training set."""
+        """Returns the size of the training set."""
         return examples_in(self.data.train)
 
 
@@ -63,10 +63,9 @@ def prepare(
 ) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
-    With `replicas` > 0 the timeline is (replicas, steps). A run that is `resumed` has all of it in
-    its checkpoint, and does not look for the run that it started from. The timeline of a `race` is
-    still empty. `timeline_of` draws the timeline, or returns a cached one. Touches no workdir.
-    Raises `ConfigError`, `DataError` or `TimelineError`.
+    With `replicas` > 0 the timeline is (replicas, steps). A run that is `resumed` does not look for
+    the run that it started from. The timeline of a `race` is still empty. `timeline_of` draws the
+    timeline, or returns a cached one. Raises `ConfigError`, `DataError` or `TimelineError`.
     """
     check(config)
     refuse_first(config, _processes(config, race))
@@ -74,7 +73,7 @@ def prepare(
     one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
-    memory_checks.of_data(config, data)
+    memory_checks.check_data(config, data)
     shards = problem.shards(config, config.cluster.nodes, data)
     with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
@@ -88,14 +87,14 @@ def prepare(
     report: Json = {}
     for method in config.methods.members:
         report |= method.report(config, model)
-    draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=model)
+    draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, model_info=model)
     line = draw(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, line.slots)
     by_block = config.methods.servers(model.problem)
     for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
-    memory_checks.of_state(config, compiled.rule, params, line.slots)
+    memory_checks.check_state(config, compiled.rule, params, line.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, line, draw, compiled, params, report, hypers)
     code = lookup.fingerprint(config)
@@ -103,7 +102,6 @@ def prepare(
 
 
 def _processes(config: Config, race: bool) -> Iterator[Join]:
-    """The processes that there are must be those of the run."""
     raced = config.cluster.service.name == "race" and not race
     expected = "must be a law that is simulated; `optdyn race` (python -m launch.race) starts real "
     yield Join("cluster.service.name", raced, f"{expected}workers")
@@ -113,10 +111,6 @@ def _processes(config: Config, race: bool) -> Iterator[Join]:
 
 
 def _parameters_from(workdir: str, drawn: Params) -> tuple[Params, Json]:
-    """The parameters of another run, and which they are. Raises `ConfigError`.
-
-    They must have the names, shapes and types of those that are `drawn`.
-    """
     with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
@@ -135,10 +129,7 @@ def _parameters_from(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
 
 def extend_timeline(run: Run, step: int, rows: list[Json]) -> Run:
-    """Returns the run with as much of its timeline as the log decides: beyond `step`, or all of it.
-
-    Its hypers have the momentum that the log's readings steer to.
-    """
+    """Returns the run with as much timeline beyond `step`, and momentum, as the log decides."""
     if changes := steered_momenta(run, rows):
         momentum = np.zeros(run.config.steps, np.float32)
         for since, explicit in changes:
@@ -153,7 +144,7 @@ def extend_timeline(run: Run, step: int, rows: list[Json]) -> Run:
 
 
 def steered_momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
-    """(step, explicit momentum from then on), where the meter steers it; else []."""
+    """Returns (step, explicit momentum from then on) where the meter steers it; else []."""
     return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
@@ -163,7 +154,7 @@ def seconds_after(line: Timeline, updates: int) -> float:
 
 
 def padded_share_of(line: Timeline) -> int:
-    """Examples a device, where the timeline divides batches; else 0."""
+    """Returns the examples a device where the timeline divides batches; else 0."""
     plan = plan_of(line, Shares)
     return padded_share(np.asarray(plan.shares)) if plan else 0
 
@@ -180,8 +171,7 @@ def feed_of(run: Run) -> Feed:
 def batches_of(run: Run, independent: bool = False) -> Batches:
     """Returns `(start, stop) -> numbers` of the examples of these updates' batches, (n, C) each.
 
-    Device by device: in even parts, or as the timeline's shares say. With `independent` it is the
-    second batch of the updates, from which the momentum meter takes a gradient.
+    They go device by device. With `independent` they are the momentum meter's second batches.
     """
     drawn = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
@@ -189,7 +179,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
         return partial(drawn, worker=run.timeline.worker)
-    if batch is not None:  # who reads next takes a batch, before its update has a number
+    if batch is not None:  # a group takes a batch before its update has a number
         return lambda start, stop: batches_by_number(drawn, batch[start:stop])
     plan = plan_of(run.timeline, Shares)
     if not plan:
@@ -223,7 +213,7 @@ def batch_parts(batches: Batches, numbers: np.ndarray, count: int) -> np.ndarray
 
 
 def join_parts(parts: np.ndarray, count: int) -> np.ndarray:
-    """Returns the batches of which `count` parts each lie in a row."""
+    """Returns the whole batches of `count` consecutive parts each."""
     n, size, *rest = parts.shape
     rows = parts.reshape(n // count, count, size, *rest).swapaxes(1, 2)
     return rows.reshape(n // count, count * size, *rest)

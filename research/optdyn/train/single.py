@@ -24,10 +24,7 @@ class Recording(NamedTuple):
 
 
 def record(config: Config) -> Recording:
-    """Trains the config for all its updates and returns the meter's record of them.
-
-    The numbers of a run that diverges are not finite. Raises what `trainer.prepare` raises.
-    """
+    """Trains the config and returns the meter's record; that of a diverged run is not finite."""
     run = trainer.prepare(config.with_({"probes.momentum": True}))
     windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []

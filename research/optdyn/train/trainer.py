@@ -30,7 +30,7 @@ from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
 from optdyn.train.checkpoints import Checkpoints, bytes_in, saving
-from optdyn.train.loop import Hook, Training, run_to_end, updates, with_hooks
+from optdyn.train.loop import Chunk, Hook, Training, run_to_end, updates, with_hooks
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
 from optdyn.train.resuming import finished_summary, has_checkpoint, start_or_resume
@@ -42,12 +42,12 @@ from optdyn.train.workdir import (
     Metrics,
     claim,
     damaged,
-    free,
+    free_keys,
     is_finished,
 )
 
-WORSE = 100  # times the first logged loss: the mark `worse` in a summary
-ABSURD = 1e6  # times the first logged loss, or 1 if that is less: a run that ends above diverged
+WORSE = 100  # times the first loss: a run that ends above is marked `worse`
+ABSURD = 1e6  # times max(first loss, 1): a run that ends above has diverged
 
 
 @lookup.files_read_once()
@@ -55,16 +55,15 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     """Runs the config in the workdir, or resumes the run that is there, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (by SIGINT, SIGTERM or SIGHUP; the number
-    is `signal`, and the same call resumes to the same floats). SIGUSR1 saves a checkpoint. A run
-    ends as diverged at the first loss that is not finite. A finite loss may come down again, so it
-    is judged at the end: the summary has `worse`: True if it is over 100 times the first, and the
-    run has diverged if it is over a million times the first and 1.
+    is `signal`, and the same call resumes to the same floats). SIGUSR1 saves a checkpoint. Signals
+    are heeded in the main thread only. A run diverges at the first loss that is not finite, or if
+    its last loss is over a million times the first and 1; `worse` is True if it is over 100 times
+    the first.
 
     A finished run's summary is returned as it is, unless `config.steps` is more than it has done
-    and its loss is finite: then it goes on. A run whose user code has changed since it started goes
-    on only if `config.code` is 'any'. `hooks` are called with the run's own; not for a finished
-    run. Signals are heeded in the main thread only. Raises what `prepare` raises, `WorkdirError`
-    and `DiskFull`.
+    and its loss is finite: then it goes on. A run whose user code has changed goes on only if
+    `config.code` is 'any'. `hooks` are called with the run's own; not for a finished run. Raises
+    what `prepare` raises, `WorkdirError` and `DiskFull`.
     """
     folder = Path(workdir)
     run_on_first(lambda: check_writable(folder))
@@ -73,7 +72,7 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
 
 
 class RunResult(NamedTuple):
-    """What a run without a workdir leaves."""
+    """The result of a run without a workdir."""
 
     summary: Json
     log: list[Json]
@@ -81,23 +80,22 @@ class RunResult(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a run has recorded before it starts or resumes, to which it adds."""
-
     rows: list[Json]  # of the log
     log: Hook
     sums: dict[str, float]  # of the updates' infos so far, by name
     meter: Meter | None
     starts: Callable[[], Json]  # the fields of the summary about its starts
+    final_hooks: Sequence[Hook] = ()
 
 
 def training(
     run: Run, workdir: Path, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[Json]:
-    """The run in its workdir; without a `watch` it heeds signals and shows its progress."""
+    """Yields the run's chunks, in its workdir; no `watch`: it heeds signals and shows progress."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with hold_workdir(workdir) as folder, saving(folder):
-        stored = run_on_first(lambda: claim(folder, config, free(config), run.code))
+        stored = run_on_first(lambda: claim(folder, config, free_keys(config), run.code))
         old_summary = from_first(read_json(folder / "summary.json"))
         if is_finished(old_summary, config.steps) and not from_first(damaged(folder)):
             changed = lookup.changed_files(stored["code"], run.code)
@@ -112,15 +110,15 @@ def training(
             )
             about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
-            if step == 0 and run.origin:  # whose workdir may have changed when this is resumed
+            if step == 0 and run.origin:  # its workdir may change
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
             with Metrics(folder, bytes_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = from_first(metrics.rows)
-                record, final = _of_workdir(run, folder, metrics, checkpoints, about)
+                record = _of_workdir(run, folder, metrics, checkpoints, about)
                 watching = watch_or_default(workdir.name, config.steps, step, watch)
-                summary = yield from _train(run, step, state, record, watching, user_hooks, final)
+                summary, _ = yield from _train(run, step, state, record, watching, user_hooks)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
@@ -129,22 +127,22 @@ def training(
 def in_memory(
     run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[RunResult]:
-    """The run without a workdir, which writes no file."""
-    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParamsHook()
+    """Yields the chunks of the run without a workdir; writes no file."""
+    config, program, rows = run.config, run.program, list[Json]()
     meter = Meter(run, rows) if config.probes.momentum else None
     sums = dict.fromkeys(program.sums, 0.0)
     origin = {"init_from": run.origin} if run.origin else {}
     record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
     watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
-    summary = yield from _train(run, 0, state, record, watching, user_hooks, [params])
-    return RunResult(summary, rows, params.found)
+    summary, last = yield from _train(run, 0, state, record, watching, user_hooks)
+    params = None if last.status == "diverged" else jax.device_get(last.params)
+    return RunResult(summary, rows, params)
 
 
 def _of_workdir(
     run: Run, folder: Path, metrics: Metrics, checkpoints: Checkpoints, about: Json
-) -> tuple[Record, list[Hook]]:
-    """The record in the workdir, and the hooks that write into it."""
+) -> Record:
     config, saved = run.config, checkpoints.recorded()
     recorder, meter = Recorder(folder / TRACE, bytes_in(saved, TRACE)), None
     if config.probes.momentum:
@@ -162,7 +160,7 @@ def _of_workdir(
     if config.parallel.api or config.cluster.service.name == "race":
         writers.insert(0, recorder)
     starts = partial(history.summary_fields, folder)
-    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts())), writers
+    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts()), writers)
 
 
 def _train(
@@ -172,9 +170,7 @@ def _train(
     record: Record,
     watching: AbstractContextManager[Watch],
     user_hooks: Sequence[Hook],
-    final_hooks: Sequence[Hook],
-) -> Training[Json]:
-    """The run from a state on, with the hooks of all runs, the user's and the final ones."""
+) -> Training[tuple[Json, Chunk]]:
     config, steps, log_every = run.config, run.config.steps, run.config.log_every
     rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
@@ -183,7 +179,7 @@ def _train(
     )
     started = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
-        watch = cache(partial(stack.enter_context, watching))  # when all is compiled
+        watch = cache(partial(stack.enter_context, watching))  # entered once all is compiled
         all_hooks = [
             hooks.LossHook(sample, test_set, started, watch),
             hooks.ProbeHook(sample, test_set),
@@ -195,7 +191,7 @@ def _train(
             record.log,
             hooks.StopHook(watch, rows),
             hooks.ProgressHook(watch, rows),
-            *final_hooks,
+            *record.final_hooks,
         ]
         stops = [*range(log_every, steps, log_every), steps]
         chunks = updates(run, state, step, stops, rows, windows, feed)
@@ -204,11 +200,10 @@ def _train(
         summary = _summary(chunk.run, chunk.status, chunk.finite_step, rows) | record.starts()
         for hook in all_hooks:
             hook.end(chunk, summary)
-    return summary
+    return summary, chunk
 
 
 def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
-    """The last log point with a finite loss, if any, the staleness, and the code's versions."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
     dropped = getattr(plan_of(run.timeline, Arrival), "dropped", None)

@@ -19,14 +19,13 @@ LARGE = 2**28  # bytes of a table
 
 
 def has_large(state: Tree) -> bool:
-    """Whether the state has a table that is too large for Orbax."""
+    """Returns whether the state has a table of versions that is too large for Orbax."""
     if not isinstance(state, SnapshotState):
         return False
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state.slots)) >= LARGE
 
 
 def write(checkpoint: Path, slots: Tree) -> None:
-    """Writes the table, a file a leaf."""
     for keys, leaf in flatten_dict(slots).items():
         path = checkpoint.joinpath(FOLDER, *keys).with_name(f"{keys[-1]}.npy")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +33,7 @@ def write(checkpoint: Path, slots: Tree) -> None:
 
 
 def read(checkpoint: Path, like: Tree) -> Tree:
-    """Returns the table: its arrays on the device where `like` has them, else mapped from the disk.
+    """Returns the table, on the device where `like` is, else mapped from the disk.
 
     Raises ValueError if shapes or dtypes are not those of `like`.
     """

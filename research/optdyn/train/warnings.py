@@ -65,7 +65,6 @@ def probable_mistakes(config: Config, keys: Iterable[str] = ()) -> list[str]:
 
 
 def _parts_of_examples(config: Config) -> Iterator[str]:
-    """A warning where each worker has less than one example of a batch."""
     methods, cluster = config.methods, config.cluster
     workers = cluster.worker_count // config.methods.groups
     staged = cluster.nodes > 1 and methods.stages
@@ -78,7 +77,6 @@ def _parts_of_examples(config: Config) -> Iterator[str]:
 
 
 def _too_few_steps(config: Config) -> Iterator[str]:
-    """A warning where a run ends before something that is counted in updates."""
     steps, warmup = config.steps, config.optimizer.warmup_steps
     if warmup >= steps:
         yield (
@@ -94,7 +92,6 @@ def _too_few_steps(config: Config) -> Iterator[str]:
 
 
 def _outer_momenta(config: Config) -> Iterator[str]:
-    """A warning where two methods that are joined have an outer momentum each."""
     keys = ("outer_momentum", "slow_momentum")
     values = [getattr(method, key, 0) for method in config.methods.members for key in keys]
     if len(momenta := [momentum for momentum in values if momentum]) > 1:
@@ -107,33 +104,27 @@ def _outer_momenta(config: Config) -> Iterator[str]:
 
 
 def _labels(config: Config) -> Iterator[str]:
-    """A warning where there are labels in the test split that nothing is trained on."""
     if shared_data.is_drawn(config):
         return
     data = shared_data.load(config)
-    if "label" in data.train:
-        unseen = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
-        if unseen:
-            where = lookup.key_value("config.data.name", config.data.name)
-            yield (
-                f"{where}: no training example has the labels {short_repr(unseen)} of the test "
-                "split, so none of them can be learnt"
-            )
+    if "label" not in data.train:
+        return
+    if unseen := np.setdiff1d(data.test["label"], data.train["label"]).tolist():
+        where = lookup.key_value("config.data.name", config.data.name)
+        yield (
+            f"{where}: no training example has the labels {short_repr(unseen)} of the test split, "
+            "so none of them can be learnt"
+        )
 
 
 def _mixes_nothing(config: Config) -> Iterator[str]:
-    """A warning where the mix of a user's method exchanges nothing between nodes."""
     methods = config.methods
+    is_skipped = config.cluster.nodes == 1 or jax.process_count() > 1
     named = zip(methods.name.split("+"), methods.members, strict=True)
     is_users = any(
         lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named
     )
-    if (
-        not is_users
-        or config.cluster.nodes == 1
-        or jax.process_count() > 1
-        or methods.timeline_depends_on_log(config)
-    ):
+    if not is_users or is_skipped or methods.timeline_depends_on_log(config):
         return
     run = trainer.prepare(config)
     line = f"config.method.name = {methods.name!r}: its nodes train independently to the end, as"
@@ -145,7 +136,6 @@ def _mixes_nothing(config: Config) -> Iterator[str]:
 
 
 def _asks_others(run: Run) -> bool:
-    """Whether a step of the run's mix has a collective over the nodes, with the gradient x."""
     config, methods, line = run.config, run.config.methods, run.timeline
     options, chain = optimizers.options(config, methods.groups), optimizers.chain(config)
     optimizer = optimizers.optimizer(config.optimizer.name, tuple(run.hypers), options, chain)
@@ -163,7 +153,6 @@ def _asks_others(run: Run) -> bool:
 
 
 def _unread(config: Config, keys: Iterable[str]) -> Iterator[str]:
-    """A warning for each key of the cluster that nothing reads beside the others."""
     keys = list(dict.fromkeys(keys))
     for key, needed in NEEDED.items():
         if f"cluster.{key}" in keys and not getattr(config.cluster, needed):

@@ -44,7 +44,7 @@ from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Config
 from optdyn.train.loop import Chunk, Hook
 
-# Keys that cannot change a run's floats, and its length.
+# Keys that may change when a run is resumed.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 EVENTS = "events.out.tfevents.*"
 SUMS = "crc32.json"
@@ -56,10 +56,10 @@ def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | N
     """Makes the workdir this config's, and returns the config that is stored in it.
 
     The stored config may differ in the dotted keys `free`, or in keys that begin with one of them;
-    `steps` among them may be any number from those that are done. Raises `WorkdirError`, and leaves
-    the workdir as it is, if it differs in others; or if the run is not finished and was started
-    with other user code than `code` (None: the present one), unless `config.code` is 'any'. Raises
-    `ConfigError` if the stored config lacks a key.
+    `steps` may not be fewer than are done. Raises `WorkdirError`, and leaves the workdir as it is,
+    if it differs in others, or if an unfinished run was started with other user code than `code`
+    (None: the present one) and `config.code` is not 'any'; `ConfigError` if the stored config lacks
+    a key.
     """
     text = text_of(config, code)
     with workdir_errors(f"workdir {workdir}: cannot be written"):
@@ -76,7 +76,6 @@ def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | N
 def _conflicts(
     workdir: Path, config: Config, stored: Json, text: str, free: Sequence[str]
 ) -> Iterator[tuple[object, str]]:
-    """Why a workdir with the config `stored` is not that of this one, whose JSON is `text`."""
     if not stored:
         has_run = any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points"))
         yield has_run, f"workdir {workdir} holds a run but no config.json"
@@ -90,7 +89,7 @@ def _conflicts(
     line = f"its config differs in {', '.join(others)}; give another --workdir"
     yield others, f"workdir {workdir} holds another run: {line}"
     summary = summary_of(workdir)
-    yield too_few(workdir, config.steps, summary.get("step") or 0)
+    yield too_few_steps(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
         other = lookup.changed_files(stored["code"], json.loads(text)["code"])
         line = f"its run was last started with another {other}; give another --workdir"
@@ -98,7 +97,7 @@ def _conflicts(
 
 
 def summary_of(workdir: Path) -> Json:
-    """Returns the summary of a run, {} if there is none. `WorkdirError`: it is malformed."""
+    """Returns the summary of a run, {} if there is none. Raises `WorkdirError` if it is odd."""
     summary = read_json(workdir / "summary.json")
     if why := odd_figure(summary):
         raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
@@ -112,10 +111,9 @@ def text_of(config: Config, code: str | None = None) -> str:
 
 
 def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
-    """Whether a run with this summary has nothing left to do to have done so many steps.
+    """Returns whether a run with this summary needs no update to have done so many steps.
 
-    A run whose loss is not finite has nothing left. One that ended `worse` has a finite state to go
-    on from, though it counts as diverged.
+    One that ended `worse` has a finite state to go on from, though it counts as diverged.
     """
     done = summary.get("step") or steps  # a tuner's summary has none
     status = summary.get("status")
@@ -124,7 +122,7 @@ def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
     return status in ("completed", "diverged") and done >= steps
 
 
-def vouch(workdir: Path, summary: Json) -> None:
+def write_checksums(workdir: Path, summary: Json) -> None:
     """Writes checksums of the recorded files of an ended run, and of its summary, written next."""
     paths = [
         workdir / name for name in (LOG, TRACE, SKETCHES, REPLICAS) if (workdir / name).exists()
@@ -149,14 +147,14 @@ def damaged(workdir: Path) -> str:
         return SUMS
 
 
-def free(config: Config) -> tuple[str, ...]:
+def free_keys(config: Config) -> tuple[str, ...]:
     """Returns the keys that may change when a config's run is resumed."""
-    kept = ["steps"] if config.replicas.count else []  # of a recording, one array
-    kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
+    kept = ["steps"] if config.replicas.count else []  # replicas are recorded in one array
+    kept += ["log_every"] if config.probes.steer else []  # momentum is steered at log points
     return tuple(key for key in FREE if key not in kept)
 
 
-def too_few(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
+def too_few_steps(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
     """Returns whether a workdir has done more than `steps`, and the line that refuses it."""
     expected = f"config.steps = {steps} must be as many or more; give another --workdir for fewer"
     return steps < done, f"workdir {workdir} has done {done:,} steps: {expected}"
@@ -179,8 +177,8 @@ def tag(name: str) -> str:
 class Metrics(Hook):
     """Writes the log: `metrics.jsonl`, and the TensorBoard event file, which repeats it.
 
-    Opening keeps the first `size` bytes and rewrites the event file from them, so that a killed run
-    leaves neither a torn line nor a log point twice. Raises `DiskFull`.
+    Opening keeps the first `size` bytes and rewrites the event file from them, so that no line is
+    torn or twice. Raises `DiskFull`.
     """
 
     def __init__(self, workdir: Path, size: int):
@@ -209,7 +207,6 @@ class Metrics(Hook):
             self.append(chunk.row)
 
     def append(self, row: Json) -> None:
-        """Adds a line to the log, and to the event file. Raises `DiskFull`."""
         self.rows.append(row)
         line = json.dumps(finite(row)) + "\n"
         append(self._path, line)
@@ -219,7 +216,6 @@ class Metrics(Hook):
             self._flush()
 
     def synced(self) -> AppendedBytes:
-        """Syncs the log and returns what is in it."""
         sync(self._path)
         return self._written
 
@@ -228,7 +224,11 @@ class Metrics(Hook):
         defaults, chosen = (json.loads(configs.to_json(c)) for c in (Config(), config))
         changed = {*configs.differences(defaults, chosen), "optimizer.learning_rate", "seed"}
         values = {name: _value(chosen, name) for name in sorted(changed)}
-        figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}
+        figures = {
+            tag(name): value
+            for name, value in summary.items()
+            if name.startswith(("train_", "test_")) or name == "simulated_seconds"
+        }
         for row in events.hparams(values, figures):
             self._put(Event(summary=row), 0)
         self._flush()
@@ -256,12 +256,7 @@ class Metrics(Hook):
         self._flushed = time.monotonic()
 
 
-def _is_tagged(name: str) -> bool:
-    return name.startswith(("train_", "test_")) or name == "simulated_seconds"
-
-
 def _value(config: Mapping[str, object], name: str) -> bool | int | float | str:
-    """The value of a dotted key, as TensorBoard can show it."""
     found: object = config
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None

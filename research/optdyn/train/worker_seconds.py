@@ -14,15 +14,12 @@ from optdyn.core import Event, State
 from optdyn.methods.dynamic_batch import Part
 from optdyn.problem.problem import Problem
 
-Measure = Callable[..., np.ndarray]
 
-
-def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
+def measure(problem: Problem, part: Part, mesh: Mesh) -> Callable[..., np.ndarray]:
     """Returns `(state, examples, events, indices, n) -> (workers,)`, seconds an update.
 
     They are the mean over the first `n` events at the state's parameters, the same on all
-    processes. Processes begin together, as they share cores and memory buses in training too;
-    devices of one process follow one another.
+    processes, which begin together, as they share cores in training too.
     """
 
     @jax.jit
@@ -62,8 +59,6 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
 
 
 def _on(device: jax.Device, tree: Tree) -> Tree:
-    """A device's copies of arrays that are replicated over all devices."""
-
     def local(leaf: jax.Array) -> jax.Array:
         return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 

@@ -1,9 +1,8 @@
 """Runs a setting on the simulated cluster for some simulated seconds, from a checkpoint.
 
 Groups, momentum, learning rate and arrivals are arguments of one compiled program, which has a slot
-for each possible group. Update t has the batch and the arrival that it has in the run of
-`launch.train`, so a setting that never changes makes that run. After a change of the number of
-groups, all groups have read the parameters of the checkpoint; the velocity stays.
+for each possible group. A setting that never changes makes the run of `launch.train`. After a
+change of the number of groups, all have read the parameters of the checkpoint; the velocity stays.
 """
 
 import math
@@ -49,16 +48,12 @@ AVERAGED = 8  # steps of a probe whose parameters are averaged
 
 
 class SimulatedCluster(NamedTuple):
-    """A problem on a simulated cluster."""
-
     run: Run  # of the most groups
     evaluated: Parts  # the training examples on which the loss is computed
     groups: tuple[int, ...]  # all divisors of the number of workers, ascending
 
 
 class Checkpoint(NamedTuple):
-    """The state before and after an attempt."""
-
     updates: jax.Array  # int32, batches seen
     groups: jax.Array  # int32, of which the slots are
     state: Tree
@@ -67,8 +62,7 @@ class Checkpoint(NamedTuple):
 def prepare(config: Config) -> SimulatedCluster:
     """Checks the config, loads the data and returns the cluster.
 
-    Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
-    learning rate to be tuned, or probes are too short.
+    Raises what `trainer.prepare` raises, and `ConfigError` if the config cannot be tuned.
     """
     refuse_first(config, _joins(config))
     tunable(config)
@@ -98,7 +92,6 @@ def tunable(config: Config) -> None:
 
 
 def _joins(config: Config) -> Iterator[Join]:
-    """Joins of a config that has groups and a momentum to be tuned."""
     methods, name = config.methods, config.optimizer.name
     expected = f"must have groups that arrive independently, as {GROUPED!r}; {LADDERS}"
     yield Join("method.name", not methods.simple or not methods.read, expected)
@@ -109,7 +102,7 @@ def _joins(config: Config) -> Iterator[Join]:
 
 
 def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:
-    """Returns HE(g), the simulated seconds of an update, over 512 arrivals."""
+    """Returns HE(g), the simulated seconds of an update."""
     line = _timeline(cluster.run, groups, 0, 0.0)
     return float(line.seconds[-1]) / len(line.seconds)
 
@@ -127,8 +120,8 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Json:
     """Measures what limits steps at a checkpoint, and the simulated seconds that this takes.
 
     Returns `momentum` and `step`, the predicted best total momentum and long-run step of one group,
-    and what they are predicted from (`prediction.py`). Noise shortens the long-run step by
-    1 + B_noise / B (arXiv 1812.06162). The stable rate stays the same, so the memory gets shorter:
+    and what they are predicted from (`prediction.py`). Noise shortens the long-run step by 1 +
+    B_noise / B (arXiv 1812.06162). The stable rate stays the same, so the memory gets shorter:
 
         1 - mu = (1 - mu without noise) (1 + B_noise / B)
 
@@ -168,10 +161,7 @@ def _limits(program: Program) -> Callable[..., tuple[GradientMoments, jax.Array]
 
 
 def start_loss(cluster: SimulatedCluster, begin: Checkpoint) -> float:
-    """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance.
-
-    Chance is the loss of a network whose outputs are the same for all examples: ln classes.
-    """
+    """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance."""
     loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
     classes = cluster.run.data.classes
     return min(float(loss), CHANCE * math.log(classes)) if classes > 1 else float(loss)
@@ -189,15 +179,14 @@ def attempt(
     """Runs the setting for so many simulated seconds, one update at least.
 
     Returns the checkpoint after it and its outcome, whose loss is the training loss at the end, of
-    the same examples for all settings; NaN where it is not finite. Without a target this is a
-    probe, and the loss is that of the mean of its parameters over its later half: parameters at the
-    end of large steps are scattered around their mean, and small steps would always seem better.
+    the same examples for all settings; NaN where it is not finite. Without a target it is that of
+    the mean of the parameters over the later half: parameters at the end of large steps are
+    scattered around their mean, and small steps would always seem better.
 
-    With a `target` the loss is also computed at log points. The run then ends where the loss is at
-    most the target; or where neither it nor that of the mean of the latest parameters is below
-    `lower`, the loss to be beaten, times two at the start and less and less later; or, with
-    `settle`, where that of the mean is at the target. It always ends at the first batch whose loss
-    is not finite. Evaluation takes no simulated time.
+    With a `target` the run ends at the log point where the loss is at most the target; or where
+    neither it nor that of the mean of the latest parameters is below `lower`, the loss to be
+    beaten, times two at the start and less and less later; or, with `settle`, where that of the
+    mean is at the target. It always ends at the first batch whose loss is not finite.
     """
     run, t, log_every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
@@ -209,10 +198,10 @@ def attempt(
     curve: list[tuple[float, float]] = []
     constant = partial(np.full, len(line.seconds), dtype=np.float32)
     hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
-    chosen, state = (
-        run._replace(timeline=line, hypers=hypers),
-        _regrouped(run, begin, setting.groups),
-    )
+    chosen, state = run._replace(timeline=line, hypers=hypers), begin.state
+    if setting.groups != begin.groups:
+        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
+    state = jax.tree.map(jnp.copy, state)
     for chunk in loop.updates(chosen, state, t, [t + stop for stop in stops]):
         chunk.make()
         finite = chunk.finite_step == chunk.step  # the first that is not is the last
@@ -252,26 +241,18 @@ def _mean(trees: Sequence[Params]) -> Params:
 
 
 def _later_half(updates: int) -> Sequence[int]:
-    """The steps of a probe whose parameters are averaged, evenly spaced."""
+    """Returns the steps of a probe whose parameters are averaged, evenly spaced."""
     moments = np.linspace(updates / 2, updates, AVERAGED + 1)[1:].round()
     return np.unique(moments).astype(int).tolist()
 
 
 def _log_points(t: int, updates: int, log_every: int) -> Sequence[int]:
-    """Multiples of `log_every` after update t, in updates from there, and the end."""
+    """Returns multiples of `log_every` after update t, in updates from there, and the end."""
     return [*range(log_every - t % log_every, updates, log_every), updates]
 
 
-def _regrouped(run: Run, begin: Checkpoint, groups: int) -> Tree:
-    """A copy of the state, with slots for so many groups."""
-    state = begin.state
-    if groups != begin.groups:
-        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
-    return jax.tree.map(jnp.copy, state)
-
-
 def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
-    """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
+    """Returns the arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
     size, steps = bytes_of(run.params), t + 2 * CHUNK
     while True:
         config = run.config.with_({"method.groups": groups, "steps": steps})

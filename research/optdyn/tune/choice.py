@@ -12,7 +12,7 @@ class Choice(NamedTuple):
 
 
 class EpochPoint(NamedTuple):
-    """A point of training: an initialization, and epochs trained from it."""
+    """An initialization, and epochs trained from it."""
 
     seed: int = 0
     epoch: int = 0

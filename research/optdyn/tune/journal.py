@@ -22,9 +22,8 @@ from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 class Journal:
     """`journal(line, compute)`: the line with the fields of `compute()`, from the file if there.
 
-    New lines are shown on standard error, with how many of `seconds` have been trained. Opening
-    drops the first line whose `checkpoint` is later than `latest`, and all after it: the tuner was
-    killed before that state was written.
+    Opening drops the first line whose `checkpoint` is later than `latest`, and all after it: the
+    tuner was killed before that state was written.
     """
 
     def __init__(self, path: Path, latest: int, seconds: float):
@@ -55,10 +54,7 @@ class Journal:
 
 
 class Bench:
-    """Tries settings on a simulated cluster; attempts and decisions are lines of the journal.
-
-    Each epoch has a checkpoint.
-    """
+    """Settings tried on a simulated cluster, each a line of the journal."""
 
     def __init__(
         self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints
@@ -82,7 +78,6 @@ class Bench:
         )
 
     def note(self, what: str, setting: Choice) -> None:
-        """Writes a decision into the journal."""
         self._journal({"what": what, **setting._asdict()})
 
     def probe(self, point: EpochPoint, seconds: float, setting: Choice) -> Outcome:
@@ -109,7 +104,7 @@ class Bench:
         loss: float = -math.inf,
         settle: bool = False,
     ) -> tuple[Outcome, Checkpoint | None]:
-        """The outcome, and the state to keep if it was run now."""
+        """Returns the outcome, and the state to keep if it was run now."""
         kept = None
 
         def run() -> Json:

@@ -28,8 +28,8 @@ OFFSET = 500  # of the choosing seeds from the config's
 def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
     """Returns the ladders of the numbers to tune, by key of the config, with their first values.
 
-    Beyond its end a ladder stays at the last value. Raises `ConfigError` where the optimizer's
-    numbers are not constant, the learning rate is 0, or the config starts from a run.
+    Raises `ConfigError` where the optimizer's numbers are not constant, the learning rate is 0, or
+    the config starts from a run.
     """
     optimizer, methods = config.optimizer, config.methods
     tunable(config)
@@ -51,7 +51,7 @@ def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
 
 
 def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
-    """The fields of a method that can be tuned, with their ladders and values."""
+    """Yields the fields of a method that can be tuned, with their ladders and values."""
     shortest = getattr(method, "fragments", 1) * (getattr(method, "delay", 0) + 1)
     known: Mapping[str, Ladder] = {
         "period": lambda i: max(arms.counts(i), shortest),
@@ -82,7 +82,7 @@ def tuned(config: Config, workdir: Path) -> Json:
     """Returns the best setting, and the updates and seconds to the target of the reporting seeds.
 
     `neighbours` are the simulated seconds of the neighbouring rungs, by ladder; `interior` says
-    whether none of them is better. Trials stay in the workdir: a killed search resumes.
+    whether none of them is better.
     """
     target, seed = config.tune.target, config.seed
     choose = range(seed + OFFSET, seed + OFFSET + CHOOSE)
@@ -91,7 +91,6 @@ def tuned(config: Config, workdir: Path) -> Json:
 
 
 def searched(study: Study, config: Config, target: float) -> Json:
-    """Returns `tuned` from the trials of a study."""
     start = arm(config)
     found = arms.tuned(study, start, target, "seconds", ends="seconds")
     curves = arms.reported(study, start, found.point, target)

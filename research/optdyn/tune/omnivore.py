@@ -113,7 +113,6 @@ def steady_state(
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Choice]:
-    """Returns the grid of settings of g groups."""
     return [Choice(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
 
 
@@ -155,7 +154,7 @@ def _best(
     close: float,
     tried: dict[Choice, Outcome],
 ) -> Found | None:
-    """The largest setting whose loss is within `close` of the least; None if all diverge."""
+    """Returns the largest setting with a loss within `close` of the least; None if all diverge."""
     losses: dict[Choice, float] = {}
     diverged: Choice | None = None
     for one in sorted(grid, key=size):
@@ -176,7 +175,7 @@ def _best(
 
 
 def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
-    """Whether `one` is smaller in both numbers, or `in_any`."""
+    """Returns whether `one` is smaller in both numbers, or `in_any`."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 

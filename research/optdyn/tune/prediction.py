@@ -7,14 +7,13 @@
 
 alpha are long-run steps, rate over 1 - momentum: a loss takes a given sum of them. The first term
 is that of arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B). The second is a quadratic's
-stability at the sharpness lambda, with the limit a* of the cluster's own arrivals
+stability at the sharpness lambda, with the limit a* of the cluster's arrivals
 (`momentum/stability.py`), infinite for one group. So
 
     P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
 
-All but kappa is measured along one synchronous run, or drawn. KAPPA was fitted on a perceptron
-(`tune/when_asynchrony_pays.md`). It is below 1, since the sharpness of a network gives
-way where a step is too large for it.
+KAPPA was fitted on a perceptron (`tune/when_asynchrony_pays.md`). It is below 1, since the
+sharpness of a network gives way where a step is too large for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -72,11 +71,7 @@ def _grouped(groups: int) -> Json:
 
 
 def measure(config: Config, updates: int) -> MeasuredLoss:
-    """Measures along a run of one group at the config's batch, rate and momentum.
-
-    These should be the best of one group, and `updates` how many it takes to the loss in question.
-    Raises what `trainer.prepare` raises.
-    """
+    """Returns the measures along a run of one group at the config's batch, rate and momentum."""
     chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service.name": "constant"})
     run = trainer.prepare(chosen)
     stride = -(-run.examples // SAMPLE)
@@ -102,7 +97,7 @@ def _at(program: Program) -> Callable[[Params, Examples], tuple[GradientMoments,
 
 
 def _along(run: Run) -> Iterator[Params]:
-    """The parameters in the middle of each of POINTS equal parts of the run."""
+    """Yields the parameters in the middle of each of POINTS equal parts of the run."""
     layout, feed = run.program.layout, feed_of(run)
     state, step = layout.put_state(run.program.init(run.params)), 0
     for part in range(POINTS):

@@ -4,18 +4,15 @@
     long-run step of one group: measured.step; of g groups, measured.step / P_SE(g)
 
 HE(g) is the cluster's seconds an update, and P_SE(g) the factor by which staleness raises the
-number of updates. `prediction.py` predicts P_SE(g) and the step from the gradient noise scale, the
-sharpness and the law of staleness. These are measured at the initialization, before anything is
-tried (`bench.measure`), in simulated seconds that count. Long-run steps are alpha / (1 - mu). The
-best total momentum is predicted with them, and is smaller the more noise limits them. Explicit
-momentum is that less 1 - 1/g (arXiv 1605.09774), and not below 0.
+number of updates (`prediction.py`). Both are measured at the initialization, in simulated seconds
+that count. Long-run steps are alpha / (1 - mu). Explicit momentum is the predicted best total
+momentum less 1 - 1/g (arXiv 1605.09774), and not below 0.
 
     an epoch       Each is twice as long as the one before. One that does not lower the loss (the
                    first: below that of the start, and of chance) ends early and is repeated from
                    its checkpoint with half the step; if that does no better it was too short, and
-                   is repeated twice as long.
-                   One that lowers it by less than 15 % is held up by the noise of its step: the
-                   next has half of it.
+                   is repeated twice as long. One that lowers it by less than 15 % is held up by the
+                   noise of its step: the next has half of it.
     a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
                    as long as one wins. Choice and challenger each have a probe, a short run, of an
                    equal share of the epoch, and the better trains it.
@@ -25,8 +22,8 @@ momentum is that less 1 - 1/g (arXiv 1605.09774), and not below 0.
     settling       Where the mean of the latest parameters is at the target and they are not, only
                    the noise of the step is left: the step falls to a quarter.
 
-Shorter steps look better for a while, whatever they lead to later. So a shorter step, less
-momentum or one group has to win by 15 %, any other setting by 2 %.
+Shorter steps look better for a while, whatever they lead to later. So a shorter step, less momentum
+or one group has to win by 15 %, any other setting by 2 %.
 """
 
 import math
@@ -139,7 +136,7 @@ def momentum(ladder: Sequence[float], by: int, setting: Choice) -> Choice:
 
 
 def step(setting: Choice) -> float:
-    """alpha / (1 - mu)."""
+    """Returns alpha / (1 - mu)."""
     return setting.learning_rate / (1 - setting.momentum)
 
 
@@ -149,5 +146,4 @@ def of_step(groups: int, momentum: float, step: float) -> Choice:
 
 
 def scaled(setting: Choice, by: float) -> Choice:
-    """Returns the setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)

@@ -37,12 +37,7 @@ class DataError(InputError):
 
 
 class Dataset(NamedTuple):
-    """Two splits of N examples each, and the number of classes that a model chooses from.
-
-    Images: {"image": uint8 (N, H, W, C), "label": int32 (N,)}, labels < classes. Text: {"text":
-    (N, T + 1)} in the smallest unsigned type, tokens < classes, the vocabulary. Arrays may be
-    mapped from files: they are read when they are used, and are read-only.
-    """
+    """Two splits, and the number of classes or tokens; arrays may be read-only maps of files."""
 
     train: Split
     test: Split
@@ -112,10 +107,10 @@ def _converted(key: str, leaf: np.ndarray) -> np.ndarray:
 
 
 def dataset(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
-    """Returns the data set of splits "train" and "test"; without "test" a fifth is held out.
+    """Returns the data set of "train" and "test", or with a seeded, stratified fifth held out.
 
-    The fifth is seeded and stratified. `classes` = 0 counts them: one more than the largest label
-    or token, or the last axis of `y`. `where` ends "the data set ...". Raises `DataError`.
+    `classes` = 0 counts them: one more than the largest label or token, or the last axis of `y`.
+    `where` ends "the data set ...". Raises `DataError`.
     """
     train, test = splits["train"], splits.get("test")
     if test is None:
@@ -137,7 +132,6 @@ def dataset(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
 def _dataset_checks(
     train: Split, test: Split, held_out: bool, counted: str, classes: int, whole: str
 ) -> Iterator[Check]:
-    """Yields checks of two valid splits together."""
     few = f"{whole} has no test split, and too few to hold out any"
     yield held_out and not examples_in(test), few
     for name, split in (("train", train), ("test", test)):
@@ -157,27 +151,20 @@ def _dataset_checks(
 
 
 def _range(train: Split, test: Split, key: str) -> tuple[int, int]:
-    """Returns the least and the largest number of both splits."""
     both = train[key], test[key]
     return min(int(leaf.min()) for leaf in both), max(int(leaf.max()) for leaf in both)
 
 
 def shape_of(leaf: np.ndarray) -> str:
-    """Returns the type and shape in words."""
     return f"{leaf.dtype} {leaf.shape}"
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:
-    """Returns the chosen examples in that order."""
     return {key: values[chosen] for key, values in split.items()}
 
 
 def stratified(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Returns a seeded order of the examples whose prefixes are stratified by class, int64 (N,).
-
-    The examples of a class are shuffled and spread evenly over the order, so that a prefix of n has
-    n/N of them, less than one example off where classes have one size.
-    """
+    """Returns a seeded order, int64 (N,), of the examples: a prefix has classes in proportion."""
     rng = np.random.default_rng(seed)
     place = np.empty(len(labels))  # in the order, from 0 to 1
     for label in np.unique(labels):

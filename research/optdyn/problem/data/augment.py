@@ -1,16 +1,11 @@
-"""Random crops and flips of images on the device, pure functions of a seed an example.
-
-- crop: a random window of the image's size from the image padded with zeros, an eighth of a side
-  wide (4 for 32)
-- flip: left and right are exchanged with probability 1/2
-"""
+"""Random crops and flips of images on the device, pure functions of a seed an example."""
 
 import jax
 import jax.numpy as jnp
 
 
 def crop(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Returns a shifted image, (H, W, C)."""
+    """Returns a random window, (H, W, C), of the image padded with zeros by an eighth of a side."""
     padding = jnp.array(image.shape[:2]) // 8
     y, x = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     widths = [(size // 8, size // 8) for size in image.shape[:2]]
@@ -18,7 +13,7 @@ def crop(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def flip(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Returns the image (H, W, C) or its mirror image."""
+    """Returns the image (H, W, C) or, with probability 1/2, its mirror image."""
     return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
 
 

@@ -26,10 +26,7 @@ UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def load(folder: Path, image_size: int = 0) -> Dataset:
-    """Returns the data set in `folder`, with images of `image_size` pixels a side if that is not 0.
-
-    Raises `DataError`.
-    """
+    """Returns the data set, with images scaled to `image_size` unless 0. Raises `DataError`."""
     splits = {key: split for key in PREFIXES if (split := _read_split(folder, key))}
     DataError.refuse(_folder_checks(folder, splits))
     data = make_dataset(splits, 0, f"in {folder}")
@@ -55,18 +52,13 @@ def _folder_checks(folder: Path, splits: Mapping[str, Split]) -> Iterator[Check]
 
 
 def _read_split(folder: Path, name: str) -> Split:
-    """Returns the arrays of a split; {} if it has no files."""
     npz = folder / f"{name}.npz"
-    if npz.exists():
-        return _read_npz(npz)
-    return {key: read_idx(path) for key, path in _idx_files(folder, name).items()}
-
-
-def _read_npz(path: Path) -> Split:
-    with DataError.at(f"cannot read {path}", *UNREADABLE), np.load(path) as stored:
+    if not npz.exists():
+        return {key: read_idx(path) for key, path in _idx_files(folder, name).items()}
+    with DataError.at(f"cannot read {npz}", *UNREADABLE), np.load(npz) as stored:
         keys = stored.files if OTHER_ARRAYS & set(stored.files) else ["image", "label"]
         if missing := set(keys) - set(stored.files):
-            raise DataError(f"{path} has no {min(missing)!r}, only {', '.join(stored.files)}")
+            raise DataError(f"{npz} has no {min(missing)!r}, only {', '.join(stored.files)}")
         return {key: stored[key] for key in keys}
 
 

@@ -60,11 +60,10 @@ class Data(Value, section="data", union=True):
     streaming: bool = field(False, "Bring examples to the devices block by block, when needed.")
 
     def load(self) -> Dataset:
-        """Returns the data set with `train_examples` training examples.
+        """Returns the data set with the first `train_examples` of a seeded, stratified order.
 
-        They are the first of a seeded order, stratified by label, or without labels the first of
-        all; smaller training sets lie within larger ones. Raises `DataError`, and `ConfigError` if
-        a function of the user's cannot be used.
+        Without labels the order is the data's. Raises `DataError`, and `ConfigError` if a function
+        of the user's cannot be used.
         """
         data, count = self.read(), self.train_examples
         available = examples_in(data.train)
@@ -83,32 +82,25 @@ class Data(Value, section="data", union=True):
 
     @property
     def data_root(self) -> Path:
-        """Returns the folder of prepared data sets."""
         env = os.environ
         default = env.get("OPTDYN_DATA_DIR") or env.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
         return Path(self.dir or default).expanduser()
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Returns the mean of pixels, a number a channel; () if there is none."""
         return ()
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Returns the standard deviation of pixels, a number a channel; () if there is none."""
         return ()
 
     @property
     def augment(self) -> str:
-        """Returns the augmentation of training images; '' if there is none."""
         return ""
 
     @classmethod
     def from_object(cls, thing: Any) -> Any:
-        """Returns the data set of a dict of arrays, or of a function that returns one.
-
-        Arrays are copied; equal numbers are the same data set.
-        """
+        """Returns the data set of a dict of arrays, which are copied, or of a function."""
         if isinstance(thing, Mapping):
             arrays = _copy_arrays(thing if "train" in thing else {"train": thing})
             digest = sys.intern(lookup.digest(arrays))  # interned, for it is compared by identity
@@ -117,7 +109,6 @@ class Data(Value, section="data", union=True):
 
 
 def _copy_arrays(tree: Any) -> Any:
-    """Returns nested dicts with NumPy copies of their arrays; deep copies of other things."""
     if isinstance(tree, Mapping):
         return {key: _copy_arrays(value) for key, value in tree.items()}
     try:
@@ -128,8 +119,6 @@ def _copy_arrays(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Images(Data):
-    """Data that may be images."""
-
     _: KW_ONLY
     image_size: int = field(
         0, "Pixels a side that images are cropped and scaled to; 0: unchanged.",
@@ -152,8 +141,6 @@ class Images(Data):
 
 @dataclass(frozen=True)
 class Sequences(Data):
-    """Data that may be text."""
-
     _: KW_ONLY
     tokenizer: str = field(
         "character",
@@ -166,11 +153,7 @@ class Sequences(Data):
     )
 
     def windows(self, texts: text.Texts, where: str) -> Dataset:
-        """Returns both texts in windows of tokens, of a tokenizer for the training text.
-
-        Byte pairs are stored beside the data. `where` ends "the training text ...". Raises
-        `DataError`.
-        """
+        """Returns both texts as windows of tokens. Raises `DataError`, which ends in `where`."""
         train, test = texts
         tokenizer = tokenizers.make(self.tokenizer, train, self.data_root / "tokenizers")
 
@@ -188,8 +171,6 @@ class Sequences(Data):
 
 @dataclass(frozen=True)
 class Records(Images, Sequences):
-    """Images or text in records of tensorflow-datasets."""
-
     def read_records(self, where: Path) -> Dataset:
         """Returns the images in a folder, or as much text as is needed. Raises `DataError`."""
         if feature := text.text_feature(where):

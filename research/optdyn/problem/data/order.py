@@ -15,18 +15,13 @@ BLOCK = 2**16  # draws with replacement are generated in blocks of this many pos
 BLOCK_BYTES = 2**26  # of a block of streamed examples, over all devices; two exist at a time
 
 
-# Batches: pure functions of seeds and step numbers.
-
-
 def batches(
     seed: int, start: int, stop: int, batch_size: int, examples: int, replacement: bool = False
 ) -> np.ndarray:
     """Returns the examples of the batches of updates start..stop-1, int32 (stop - start, B).
 
-    They are an endless stream, of which batch t takes positions t*B .. (t+1)*B - 1: a permutation
-    of all examples an epoch, so that batches cross epochs and no example is dropped, or with
-    `replacement` independent uniform draws. Block k of the stream depends on (seed, k) only, so any
-    window can be computed by itself.
+    Batches divide an endless stream: a permutation of all examples an epoch, so that batches cross
+    epochs, or with `replacement` independent draws. Block k of it depends on (seed, k) only.
     """
     if examples < 1 or batch_size < 1 or not 0 <= start <= stop:
         raise ValueError(f"no batches {start}..{stop} of {batch_size} from {examples} examples")
@@ -56,10 +51,9 @@ def independent(
 ) -> np.ndarray:
     """Returns second mini-batches of updates start..stop-1, int32 (stop - start, batch_size).
 
-    Given all batches before, their gradients have the conditional mean of those of the first,
-    `batches(order, ...)`: examples are drawn independently from what is left of the epoch, and from
-    all examples where the batch reaches into later epochs. Those of update t depend on
-    (seed, order, t) only, and say nothing about the batches to come.
+    Their gradients have the conditional mean of those of `batches(order, ...)`, given all batches
+    before: examples are drawn independently from what is left of the epoch, and from all examples
+    where the batch reaches into later epochs. Those of update t depend on (seed, order, t) only.
     """
     t = np.arange(start, stop)[:, None]
     chance = np.array([np.random.default_rng([seed, u]).random(batch_size) for u in t[:, 0]])
@@ -95,10 +89,7 @@ def distance_to_epoch(
 
 
 def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
-    """Returns a seed an example of the batches of updates start..stop-1, int32 (stop - start, B).
-
-    It depends on `seed`, the update, and the example's place in the batch only.
-    """
+    """Returns int32 (stop - start, B), by `seed`, the update and the place in the batch."""
     most = np.iinfo(np.int32).max
     rows = [
         np.random.default_rng([seed, t]).integers(most, size=batch_size, dtype=np.int32)
@@ -107,16 +98,12 @@ def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.
     return np.array(rows, np.int32).reshape(-1, batch_size)
 
 
-# Shards: the examples of each node.
-
-
 def shard_sizes(examples: int, nodes: int) -> np.ndarray:
     """Returns equal sizes but for one example, the larger ones first, int64 (nodes,)."""
     return examples // nodes + (np.arange(nodes) < examples % nodes)
 
 
 def contiguous(examples: int, nodes: int) -> tuple[np.ndarray, ...]:
-    """Returns the examples of each node, consecutive ones."""
     return tuple(np.split(np.arange(examples), np.cumsum(shard_sizes(examples, nodes))[:-1]))
 
 
@@ -126,9 +113,8 @@ def dirichlet(
     """Returns the examples of each node, ascending; together all, each once.
 
     Node i demands labels in proportion to q_i ~ Dirichlet(alpha), as in arXiv 1909.06335 (there
-    alpha times the classes' shares): with a small alpha one or two labels, with a large one all
-    alike. Shards have one size, to one example, so that demands cannot all be met; labels in short
-    supply are divided in proportion.
+    alpha times the classes' shares). Shards have one size, to one example, so that demands cannot
+    all be met; labels in short supply are divided in proportion.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     mixtures = rng.dirichlet(np.full(len(classes), alpha), nodes)
@@ -143,9 +129,9 @@ def dirichlet(
 def divide(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Returns counts, int64 (nodes, classes), with row sums `sizes` and column sums `supply`.
 
-    In rounds nodes demand what they lack, by their mixtures of what is left; scarce classes are
-    divided in proportion. Where that leaves less than one example to all, each node takes one of
-    the class that it wants most. Raises `ValueError` if the sums disagree.
+    In rounds nodes demand what they lack, by their mixtures of what is left, and scarce classes are
+    divided in proportion; at last each node takes one of the class that it wants most. Raises
+    `ValueError` if the sums disagree.
     """
     if supply.sum() != sizes.sum():
         raise ValueError(f"{supply.sum()} examples for shards of {sizes.sum()}")
@@ -166,11 +152,6 @@ def divide(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.nd
         counts += granted
     return counts
 
-
-# Feeds: all examples on the devices at once, or block by block during the updates. While the
-# devices work on one block, a thread of the host gathers the next, so a training set need not fit
-# the devices' memory, nor the host's if it is mapped from files. Where devices have different
-# blocks, a process reads those of its devices only.
 
 # (start, stop) -> (n, C) or (n, C, 2): the examples of updates start..start+n-1, device by device;
 # n is stop - start, or less where the timeline is not decided that far.
@@ -202,9 +183,11 @@ def streamed(
 ) -> Feed:
     """Returns a feed of blocks of BLOCK_BYTES at most, with 1 to `most` updates.
 
-    `put(gather)` puts `gather(i)`, the examples of device i of `devices`, on those devices that are
-    this process's. A block ends early where batches are not known yet; its arrays have the shapes
-    of a full one, so that nothing is compiled again.
+    While the devices work on a block, a thread of the host gathers the next.
+
+    `put(gather)` puts `gather(i)`, the examples of device i of `devices`, on those of this process.
+    A block that ends early, where batches are not known yet, has the shapes of a full one, so that
+    nothing is compiled again.
     """
     example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
     updates = int(np.clip(BLOCK_BYTES // (example * batch_size), 1, most))
@@ -243,7 +226,6 @@ def streamed(
 
 
 def _rows(train: Split, numbers: np.ndarray, rows: int) -> Split:
-    """Returns the examples of these numbers, padded with zeros to `rows`."""
     padded = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
     for name, chosen in take(train, numbers).items():
         padded[name][: len(numbers)] = chosen

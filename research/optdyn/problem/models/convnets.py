@@ -14,14 +14,12 @@ the stem:
     quarter  7 x 7 with stride 2, then max pooling of 3 x 3 with stride 2, as for ImageNet
 
 ResNet-18 has the stages (2, 2, 2, 2) of channels (64, 128, 256, 512), ResNet-50 bottlenecks in the
-stages (3, 4, 6, 3) of the same channels. For ImageNet's 1,000 classes they have 11,692,520 and
-25,575,912 parameters. The originals (torchvision's 11,689,512 and 25,557,032) normalize after each
-convolution rather than before, shortcuts and stem too, and their convolutions have no biases.
+stages (3, 4, 6, 3) of the same channels. The originals normalize after each convolution rather than
+before, shortcuts and stem too, and their convolutions have no biases.
 
-norm 'group' is group normalization (Wu & He, arXiv 1803.08494) of single examples. 'batch' is batch
-normalization without state: mean and variance of a channel are those of the batch, in training and
-in evaluation, without running averages. So outputs depend on the other examples of the batch, in
-evaluation on those that are evaluated together.
+norm 'group' is group normalization (Wu & He, arXiv 1803.08494) of single examples, 'batch' batch
+normalization without running averages: outputs depend on the other examples of the batch, also in
+evaluation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,8 +50,6 @@ GROUPS = 8  # of group normalization, if there are so many channels
 
 @dataclass(frozen=True)
 class ConvolutionalModel(LayeredModel):
-    """A model with convolutions."""
-
     _: KW_ONLY
     lowering: str = field(
         "",
@@ -63,10 +59,7 @@ class ConvolutionalModel(LayeredModel):
 
 
 class ConvPool(nn.Module):
-    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel.
-
-    ReLU follows pooling, which gives the same results from a quarter of the work.
-    """
+    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel."""
 
     channels: int
     dtype: str
@@ -92,11 +85,7 @@ class CNN(ConvolutionalModel, name="cnn"):
     hidden: tuple[int, ...] = field((256, 256), "Widths of the dense layers.", **WIDTHS)
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns blocks `conv0`, ... and those of the MLP.
-
-        (6, 16) and (120, 84) are LeNet-5, with 61,706 parameters on 32 x 32 x 1 images and 44,426
-        on 28 x 28 x 1.
-        """
+        """Returns `conv0`, ... and the MLP's blocks; (6, 16) and (120, 84) are LeNet-5."""
         ways = lowerings_of(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
         convolutions = tuple(
             (f"conv{i}", ConvPool(channels, self.dtype, way))
@@ -127,9 +116,9 @@ def convolutions(stride: int, stem: str, bottleneck: bool) -> dict[str, Shape]:
 
 
 class ResidualConv(nn.Module):
-    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels, or 4 channels).
+    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C'), after a stem of its H and W.
 
-    A bottleneck has 4 channels. With a stem, H and W are those after it.
+    C' is `channels`, of a bottleneck 4 times that.
     """
 
     channels: int

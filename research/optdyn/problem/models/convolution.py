@@ -1,20 +1,17 @@
 """Convolution and max pooling, lowered for the backend they run on.
 
-`xla` is the compiler's convolution. `gemm` writes the kernel windows of the whole batch as the
-columns of one matrix and multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv
-1606.04487, section 3, on lowering a batch into one GEMM). Its arrays are (C, H, W, B), so that
-windows are copies of long contiguous runs even with few channels, and so are the additions of the
-gradient. `max_pool` works in the same order, and the transposes between the two cancel when
-compiled.
+`gemm` writes the kernel windows of the whole batch as the columns of one matrix and multiplies by
+the kernel once (Hadjis et al., "Omnivore", arXiv 1606.04487, section 3). Its arrays are
+(C, H, W, B), so that windows are copies of long contiguous runs even with few channels. `max_pool`
+works in the same order, and the transposes between the two cancel when compiled.
 
 `fft` is convolution in the frequency domain (Mathieu, Henaff and LeCun, arXiv 1312.5851). A
 cross-correlation over positions is, frequency by frequency, a product:
 
     Y(f)[b, o] = sum over c of X(f)[b, c] conj(K(f)[c, o]),
 
-one matrix product over the channels for each frequency f of the padded image. The kernel is as
-large as the image there, so the work hardly depends on its window: large windows gain. A stride
-takes every s-th number of the result of stride 1, and so saves nothing.
+one matrix product over the channels for each frequency f of the padded image. The work hardly
+depends on the window, and a stride saves nothing.
 
 `winograd` is 3 x 3 convolution by minimal filtering (Lavin and Gray, arXiv 1509.09308, section
 4.1). F(m x m, 3 x 3) computes m x m numbers Y of the result from a tile d of (m + 2) x (m + 2)
@@ -23,8 +20,7 @@ numbers of the image; tiles overlap by 2:
     Y = A^T [ sum over c of U . V ] A,   U = G g G^T,   V = B^T d B,   g the 3 x 3 kernel,
 
 with one product for each of the (m + 2)^2 positions in a tile where the definition has 9 m^2: at
-m = 4 a quarter. The sum over channels is one matrix product for each position, of V (tiles of the
-whole batch, C) and U (C, O). Fractions and cancellation cost about one digit of accuracy.
+m = 4 a quarter. Fractions and cancellation cost about one digit of accuracy.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,10 +66,7 @@ def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str)
 
 @jax.custom_vjp
 def _product(kernel: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns (O, H, W, B) for (n, O) and (n, H, W, B).
-
-    The batch stays a separate axis: where it is split over devices, so are the columns.
-    """
+    """Returns (O, H, W, B) for (n, O) and (n, H, W, B); a batch split over devices stays so."""
     return jnp.tensordot(kernel.T, columns, 1)
 
 
@@ -182,8 +175,7 @@ def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence
 def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
     """Returns the lowerings of the convolutions, in the order of computation.
 
-    'gemm' is for all, 'gemm,fft' for one after the other, None the default. Raises `ValueError` for
-    another number of names, or if one cannot do its convolution.
+    'gemm' is for all, 'gemm,fft' for one after the other, None the default. Raises `ValueError`.
     """
     names = lowering.split(",") if lowering else [None]
     if len(names) not in (1, len(shapes)):
@@ -198,7 +190,6 @@ def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | N
 
 
 def default_lowering() -> str:
-    """Returns a lowering that can do all layers and is fast in small networks."""
     # XLA's convolution is slow on the CPU, even more so inside a loop such as lax.scan.
     return "gemm" if jax.default_backend() == "cpu" else "xla"
 
@@ -214,11 +205,10 @@ def convolve(
 ) -> jax.Array:
     """Returns the cross-correlation of x (B, H, W, C) with kernel (kh, kw, C, O), (B, H', W', O).
 
-    `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the backend's
-    default. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
-    one after the other, in the workspace of one group, and again for the gradient; None is the
-    whole batch, lowered once and kept for the gradient. Raises `ValueError` for an unknown
-    lowering, one that cannot do the layer, or groups that do not divide the batch.
+    `padding` is 'VALID' or 'SAME'; the default of `lowering`, a name of LOWERINGS, is the
+    backend's. `lowering_batch` is Omnivore's b_p: so many images are lowered at a time, and again
+    for the gradient; None lowers the whole batch once and keeps it. Raises `ValueError` for a
+    lowering that cannot do the layer, or groups that do not divide the batch.
     """
     require(lowering, kernel.shape, strides)
 
@@ -257,8 +247,7 @@ class Conv(nn.Module):
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Returns the maxima of window x window squares, (B, H // window, W // window, C).
 
-    Rows and columns beyond the last whole square are dropped. Equal maxima of a square share its
-    gradient equally.
+    A remainder of rows and columns is dropped. Equal maxima share their square's gradient equally.
     """
     x = _batch_last(x)
     h, w = x.shape[1] // window, x.shape[2] // window

@@ -31,7 +31,6 @@ class DenseLayer(nn.Module):
 
 
 def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
-    """Returns blocks `hidden0`, `hidden1`, ... and `classifier`."""
     layers = ((f"hidden{i}", DenseLayer(width, dtype, True)) for i, width in enumerate(hidden))
     return (*layers, ("classifier", DenseLayer(classes, dtype)))
 
@@ -78,7 +77,6 @@ class ResMLP(ResidualModel, name="resmlp"):
     """Residual multi-layer perceptron: one hidden layer a block, added to the block's input."""
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns `block0`, with the stem, `block1`, ... and the head, `output`."""
         trunk = (
             (f"block{k}", Residual(self.width, self.dtype, k == 0)) for k in range(self.blocks)
         )

@@ -5,7 +5,8 @@
 so the gradient of a batch is H (x - mean xi). With noise 0 all batches have the gradient H x.
 
 All examples have one curvature, so local SGD with averaging is synchronous SGD with any period.
-With a spread examples have H_e = H diag(s), E s = 1 and E s xi = 0, which leaves f as it is.
+With a spread examples have H_e = H diag(s), s of gamma laws, E s = 1 and E s xi = 0: f is
+the same.
 """
 
 from collections.abc import Mapping
@@ -46,11 +47,9 @@ class Quadratic(Model, name="quadratic"):
     )  # fmt: skip
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns one block, `x`; there are no classes."""
         return (("x", Displacement(self.dimension)),)
 
     def losses(self, displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns the losses of the examples, (B,)."""
         h = jnp.asarray(curvatures(self.dimension, self.condition))
         h = h * batch["curvature"] if "curvature" in batch else h
         return jnp.sum(h * displacement**2, -1) / 2
@@ -62,8 +61,11 @@ class Quadratic(Model, name="quadratic"):
         train = {"optimum": optima(rng, count, self.dimension, self.noise)}
         test = {"optimum": np.zeros((1, self.dimension), np.float32)}
         if self.spread:
-            s = curvature_factors(rng, count, self.dimension, self.spread)
-            train = {"optimum": centre(train["optimum"], s), "curvature": s}
+            s = rng.gamma(self.spread**-2, self.spread**2, (count, self.dimension))
+            s = (s / s.mean(axis=0)).astype(np.float32)
+            xi = train["optimum"]
+            shift = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
+            train = {"optimum": (xi - shift).astype(np.float32), "curvature": s}
             test |= {"curvature": np.ones_like(test["optimum"])}
         return Dataset(train, test, 0)
 
@@ -77,17 +79,3 @@ def optima(rng: np.random.Generator, examples: int, dimension: int, noise: float
     """Returns xi with standard deviation `noise` and mean exactly 0, (examples, dimension)."""
     xi = noise * rng.standard_normal((examples, dimension))
     return (xi - xi.mean(axis=0)).astype(np.float32)
-
-
-def curvature_factors(
-    rng: np.random.Generator, examples: int, dimension: int, spread: float
-) -> np.ndarray:
-    """Returns s of gamma laws with mean 1 and deviation `spread`, (examples, dimension)."""
-    s = rng.gamma(spread**-2, spread**2, (examples, dimension))
-    return (s / s.mean(axis=0)).astype(np.float32)
-
-
-def centre(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Returns the minima shifted so that the minimum of f is 0, E s xi = 0."""
-    weighted = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
-    return (xi - weighted).astype(np.float32)

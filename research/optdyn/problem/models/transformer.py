@@ -13,8 +13,7 @@ blocks width (12 width + 13) + (V + T) width + (width + 1) V + 2 width parameter
 
 norm is RMSNorm (arXiv 1910.07467), inside attention over a head, with a scale that the heads share
 (QK-norm, arXiv 2010.04245). R_t rotates the pairs of a head's numbers by t times their frequency
-(RoPE, arXiv 2104.09864), so that queries and keys interact by their distance only, at any length.
-silu(a) * b is SwiGLU (arXiv 2002.05202). The output is not tied to the embeddings. There are
+(RoPE, arXiv 2104.09864). silu(a) * b is SwiGLU (arXiv 2002.05202). There are
 blocks (4 width^2 + 3 width h + 2 width + 2 d) + 2 V width + width parameters, with
 h = 8 ceil(width / 3) and d = width / attention heads.
 """
@@ -49,7 +48,6 @@ class Block(nn.Module):
         return nn.initializers.variance_scaling(1 / self.branches, "fan_in", "truncated_normal")
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
-        """Returns the embeddings of tokens, (B, T, width)."""
         return nn.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")(tokens)
 
 
@@ -103,7 +101,6 @@ class ModernBlock(Block):
         return x + self.dense("down", joins=True)(y)
 
     def norm(self, name: str) -> nn.RMSNorm:
-        """Returns the normalization of that name, without a bias."""
         return nn.RMSNorm(EPSILON, dtype=self.dtype, name=name)
 
     def dense(self, name: str, features: int = 0, joins: bool = False) -> nn.Dense:
@@ -132,19 +129,13 @@ class RMSNormOutput(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerBase(ResidualModel):
-    """A transformer."""
-
     block: ClassVar[type[Block]]
     output: ClassVar[type[nn.Module]]
 
     attention_heads: int = field(4, "Attention heads of a block.", **WIDE)
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns `block0`, with the embeddings, `block1`, ... and the head, `output`.
-
-        Raises `ValueError` if the width is no multiple of the attention heads, or of twice them for
-        rotations.
-        """
+        """Returns `block0`, with the embeddings, ... and the head. Raises `ValueError`."""
         rotates = self.block is ModernBlock
         if self.width % (self.attention_heads * (1 + rotates)):
             raise ValueError(
