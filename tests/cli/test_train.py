@@ -24,8 +24,6 @@ CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
 # signals meet all parts of a run.
 SMALL = {
-    "model.name": "quadratic",
-    "model.noise": 0.5,
     "batch_size": 4,
     "steps": 600,
     "log_every": 10,
@@ -33,9 +31,14 @@ SMALL = {
 }
 
 
+def changed(values):
+    """SMALL with other values; a network has no noise of its own."""
+    quadratic = {"model.name": "quadratic", "model.noise": 0.5}
+    return SMALL | (quadratic if "model.name" not in values else {}) | dict(values)
+
+
 def arguments(workdir, values=()):
-    chosen = {**SMALL, **dict(values)}
-    changes = [f"--config.{key}={value}" for key, value in chosen.items()]
+    changes = [f"--config.{key}={value}" for key, value in changed(values).items()]
     return [f"--config={CONFIG}", f"--workdir={workdir}", *changes]
 
 
@@ -52,7 +55,7 @@ def start(workdir, values=()):
 
 def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
-    return train.run(quickstart.get_config().with_({**SMALL, **dict(values)}), workdir)
+    return train.run(quickstart.get_config().with_(changed(values)), workdir)
 
 
 def start_until(workdir, values, count):
