@@ -48,14 +48,7 @@ NASTY = (
     *((), (1,), ("a",), ((1,), (2,)), ((1, 2), (3,)), [0], [[]], (None,), (True,), (1, "a")),
     *({}, {"a": 1}, {"": {}}, {1: 2}, {"b1": 2.0}, {"nesterov": "x"}, {"name": 1}),
     *("x" * 5000, "a\nb", "a\0b", "/nosuch", "..", "/proc/self/mem", "\ud800", "a+b", "+", ":"),
-    *(
-        "os:getcwd",
-        "optdyn.methods.daso:DASO",
-        "folder:",
-        "folder:/nosuch",
-        "tfds:",
-        "tfds:../x",
-    ),
+    *("os:getcwd", "optdyn.methods.daso:DASO", "folder:", "folder:/nosuch", "tfds:", "tfds:../x"),
     *(b"bytes", object(), np.float32(1), np.int64(3), np.zeros(2), 1j, {1, 2}, lambda: 0, int),
     *((1.0,) * 3000, (1,) * 3000, range(3), float, "nan", "1", "adam", "daso+dynamic_batch"),
 )
@@ -284,8 +277,7 @@ def typed(command, folder, seed, count):
 
 
 @pytest.mark.parametrize(
-    ("seed", "count", "refused"),
-    [(0, 60, 20), pytest.param(1, 1000, 300, marks=pytest.mark.slow)],
+    ("seed", "count", "refused"), [(0, 60, 20), pytest.param(1, 1000, 300, marks=pytest.mark.slow)]
 )
 def test_command_lines(command, folder, seed, count, refused):
     assert typed(command, folder, seed, count) > refused

@@ -34,7 +34,7 @@ from optdyn.train.checkpoints import latest
 from optdyn.train.grid import Grid
 from optdyn.train.hooks import WorkerTimeHook
 from optdyn.train.trainer import train
-from optdyn.train.workdir import Metrics
+from tests.train.runs import raise_at
 
 CHECKPOINT_EVERY = 20
 
@@ -78,8 +78,7 @@ def spoilt(path, rng):
     else:
         lines = content.decode().split("\n") if path.suffix == ".jsonl" else [content.decode()]
         place = rng.choice([n for n, line in enumerate(lines) if line])
-        held = json.loads(lines[place])
-        part = held
+        whole = part = json.loads(lines[place])
         while True:
             key = rng.choice(sorted(part))
             if not (isinstance(part[key], dict) and part[key] and rng.random() < 0.8):
@@ -91,7 +90,7 @@ def spoilt(path, rng):
         else:
             part[key] = rng.choice(VALUES)
             kind = f"{key} = {part[key]!r}"
-        lines[place] = json.dumps(held)
+        lines[place] = json.dumps(whole)
         path.write_text("\n".join(lines))
     return f"{path.name} {kind}"
 
@@ -127,7 +126,7 @@ class Tried:
         return self.refused, self.count - self.refused
 
 
-def every(original, aside, uses, seed, count, spoil=one_of_many):
+def tried_and_counted(original, aside, uses, seed, count, spoil=one_of_many):
     """How many cases were refused, and how many were not."""
     rng, tried = random.Random(seed), Tried()
     for _ in range(count):
@@ -158,10 +157,7 @@ def workdir(config, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("seed", "count", "reports", "least"),
-    [
-        (0, 60, {}, 12),
-        pytest.param(1, 600, {"report": report.write}, 100, marks=pytest.mark.slow),
-    ],
+    [(0, 60, {}, 12), pytest.param(1, 600, {"report": report.write}, 100, marks=pytest.mark.slow)],
 )
 def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
     seeds = Grid(config(), [{"seed": seed} for seed in range(2)])
@@ -171,7 +167,7 @@ def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
         "sweep": lambda folder: list(dry_run_lines(plan(seeds, folder), 1)),
         "results": tables.write_results,
     }
-    found = every(workdir, tmp_path / "aside", uses | reports, seed, count)
+    found = tried_and_counted(workdir, tmp_path / "aside", uses | reports, seed, count)
     assert min(found) > least  # both of those refused and of those that were not
 
 
@@ -194,7 +190,7 @@ def test_traces(config, tmp_path):
 
     uses = {"arrivals": lambda folder: read_trace(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)
-    refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=150)
+    refused, _ = tried_and_counted(original, tmp_path / "aside", uses, seed=0, count=150)
     assert refused > 50
 
 
@@ -212,7 +208,7 @@ def test_own_images(tmp_path):
     (originals[1] / "train-labels-idx1-ubyte").write_bytes(header + label.tobytes())
     for original in originals:
         uses = {"images": own_images.load, "scaled": lambda folder: own_images.load(folder, 6)}
-        refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=100)
+        refused, _ = tried_and_counted(original, tmp_path / "aside", uses, seed=0, count=100)
         assert refused > 25
 
 
@@ -220,18 +216,9 @@ NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 KINDS = {
     "synchronous": {"method.name": "sync"},
     "metered": {"probes.momentum": True, "probes.window": 54, "probes.every": 80},
-    "daso": {
-        **NODES,
-        "method.name": "daso",
-        "method.warmup_epochs": 1,
-        "method.cooldown_epochs": 1,
-    },
-    "measured": {
-        "method.name": "dynamic_batch",
-        "cluster.nodes": 1,
-        "cluster.service.name": "measured",
-        "parallel.api": "shard_map",
-    },
+    "daso": NODES | {"method.name": "daso", "method.warmup_epochs": 1, "method.cooldown_epochs": 1},
+    "measured": {"method.name": "dynamic_batch", "parallel.api": "shard_map"}
+    | {"cluster.nodes": 1, "cluster.service.name": "measured"},
     "two in one program": {},
     "race": {"cluster.service.name": "race"},
     "streamed, large": {"data.streaming": True},
@@ -253,9 +240,8 @@ def in_turn(run):
 
 
 def two(configs, workdir):
-    stopped = signal.getsignal(signal.SIGTERM)
     caught = []
-    signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    stopped = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
     try:
         runs = [trainer.prepare(config) for config in configs]
         watch = Watch(lambda: caught[0] if caught else 0, lambda step, text: None)
@@ -306,14 +292,7 @@ def saved(config, tmp_path_factory):
     def make(kind):
         folder, run = tmp_path_factory.mktemp("saved"), runner(config, kind)
         with pytest.MonkeyPatch.context() as patch:
-            append = Metrics.append
-
-            def stopping(self, row):
-                append(self, row)
-                if row["step"] == 40:
-                    signal.raise_signal(signal.SIGTERM)
-
-            patch.setattr(Metrics, "append", stopping)
+            raise_at(patch, 40, signal.SIGTERM)
             run(folder / "stopped")
         assert {latest(path.parent) for path in folder.rglob("config.json")} == {40}
         shutil.copytree(folder / "stopped", folder / "ended")
@@ -323,7 +302,7 @@ def saved(config, tmp_path_factory):
     return make
 
 
-RUNS_OWN = (
+OF_RUNS = (
     *("metrics.jsonl", "trace.csv", "sketches.npy", "summary.json"),
     *("config.json", "history.json", "crc32.json"),
 )
@@ -332,16 +311,15 @@ RUNS_OWN = (
 def damaged(workdir, rng):
     """Does something to a file of a run, or to all of a checkpoint; what it is."""
     paths = [path for path in sorted(workdir.rglob("*")) if path.is_file() and path.name != LOCK]
-    own = [path for path in paths if path.name in RUNS_OWN and "checkpoints" not in path.parts]
-    path = rng.choice(own if rng.random() < 0.7 else paths)
+    above = [path for path in paths if path.name in OF_RUNS and "checkpoints" not in path.parts]
+    path = rng.choice(above if rng.random() < 0.7 else paths)
     content = path.read_bytes()
     lines = content.split(b"\n")
     acts = ["cut", "rows", "twice", "swapped", "emptied", "zeros", "gone", "spoilt", "spoilt"]
     act = rng.choice(acts)
     if act == "cut":
-        path.write_bytes(
-            content[: rng.choice((rng.randrange(128), rng.randrange(len(content) + 1)))]
-        )
+        length = rng.choice((rng.randrange(128), rng.randrange(len(content) + 1)))
+        path.write_bytes(content[:length])
     elif act == "rows":
         path.write_bytes(b"\n".join([*lines[: rng.randrange(len(lines))], b""]))
     elif act == "twice":
@@ -419,4 +397,4 @@ def test_reports_of_spoilt_runs(saved, tmp_path, kind, seed, count):
             MagicMock(), tables.points(folder), "x", folder, offline=True
         ),
     }
-    every(saved(kind) / "ended", tmp_path / "w", uses, seed, count, damaged)
+    tried_and_counted(saved(kind) / "ended", tmp_path / "w", uses, seed, count, damaged)

@@ -64,15 +64,15 @@ def test_a_probed_run_trains_as_any_other(config, whole, tmp_path, rows):
 def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, rows):
     workdir, summary = whole
     recorded = single.record(config(PROBED))
-    every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
+    updates = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
     at = np.r_[0:230, 260:490, 520:560]
     kept = np.load(workdir / SKETCHES)
     assert kept.shape == (len(at), len(METERED), 256)
     # The same floats of another compilation.
-    np.testing.assert_allclose(kept, every[at], atol=1e-6)
+    np.testing.assert_allclose(kept, updates[at], atol=1e-6)
     logged = {row["step"]: row for row in rows(workdir)}
-    told = [step for step, row in logged.items() if any("implicit_momentum" in k for k in row)]
-    assert told == [240, 500, 560]
+    with_reading = [step for step, row in logged.items() if any("implicit" in k for k in row)]
+    assert with_reading == [240, 500, 560]
     first = logged[240]
     assert first["implicit_momentum_low"] < first["implicit_momentum"]
     assert first["implicit_momentum"] < first["implicit_momentum_high"]
@@ -85,13 +85,18 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, ro
     assert rate == pytest.approx(0.3 / 4, rel=0.5)  # alpha / g, within some three standard errors
 
 
+def stopped(config, workdir, step):
+    """Trains until a signal comes at that update; returns the summary."""
+    seen = [0]
+    watch = Watch(lambda: 2 if seen[0] >= step else 0, lambda at, _: seen.__setitem__(0, at))
+    return trainer.run_to_end(trainer.training(trainer.prepare(config), workdir, watch))
+
+
 @pytest.mark.parametrize("stop", [60, 235, 300])
 def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop, rows):
     """Stopped in a window, at its edge and between two."""
-    seen = [0]
-    watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
     chosen = config(PROBED)
-    halted = trainer.run_to_end(trainer.training(trainer.prepare(chosen), tmp_path, watch))
+    halted = stopped(chosen, tmp_path, stop)
     assert halted["status"] == "interrupted" and halted["step"] < 560
     resumed = trainer.train(chosen, tmp_path)
     workdir, summary = whole
@@ -153,10 +158,7 @@ def test_steering_follows_the_readings(config, tmp_path, rows):
     assert explicit[0] == explicit[240] == 0.0
     reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
     assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
-    seen = [0]
-    watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
-    run = trainer.prepare(config(values))
-    trainer.run_to_end(trainer.training(run, tmp_path / "halved", watch))
+    stopped(config(values), tmp_path / "halved", 300)
     resumed = trainer.train(config(values), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")

@@ -92,13 +92,13 @@ def assert_same(rows, workdir, whole, stopped=()):
     assert found.keys() == expected.keys()
     for name, summary in found.items():
         point = workdir / "points" / name
-        own = {"wall_seconds": 0, "starts": []}
-        assert {**summary, **own} == {**expected[name], **own}
+        of_starts = {"wall_seconds": 0, "starts": []}
+        assert {**summary, **of_starts} == {**expected[name], **of_starts}
         assert rows(point) == rows(folder / name)
         kept, alone = (
             {int(p.name) for p in (f / "checkpoints").iterdir()} for f in (point, folder / name)
         )
         left = {stopped[name]} if name in stopped else set()
         assert kept == set(sorted(alone | left)[-2:])  # the last two are kept
-        config = "config.json"
-        assert (point / config).read_bytes() == (folder / name / config).read_bytes()
+        configs = ((f / "config.json").read_bytes() for f in (point, folder / name))
+        assert len(set(configs)) == 1

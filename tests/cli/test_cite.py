@@ -30,7 +30,6 @@ def test_every_methods_paper_has_an_entry():
 
 
 def test_a_run_cites_what_it_used(tmp_path, capsys):
-    """Of all points of a sweep each paper once, nothing of methods that were not used."""
     joined = {"name": "diloco+asynchronous", "diloco": {"compression": "powersgd"}}
     written(tmp_path / "w" / "points" / "a", method=joined, optimizer={"name": "sgd"})
     chain = {"name": "closed_loop", "chain": ["staleness_rate"]}

@@ -95,9 +95,6 @@ def test_every_command_is_a_module_that_explains_itself(optdyn):
         assert "python -m launch" not in help_ or name == "local"
         assert len(help_.splitlines()) < 50  # absl alone has a hundred flags
     assert optdyn()[1] == usage
-
-
-def test_the_version_is_that_of_the_project(optdyn):
     assert optdyn("--version") == (0, f"optdyn {main.version()}\n", "")
 
 
@@ -191,7 +188,6 @@ def test_what_is_cut_off_ends_without_a_word():
 
 
 def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
-    """And each option of its own arrives, as what it is written as."""
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
@@ -253,7 +249,6 @@ def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
 
 
 def test_a_config_from_python_is_that_of_the_command(tmp_path):
-    """By name, with a text, and as a run wrote it."""
     first = configs.config("quickstart").with_(steps=7)
     assert configs.config("quickstart").steps == 2000
     assert configs.config("text:small").steps == 300
@@ -275,13 +270,10 @@ def test_options_are_set_key_by_key(optdyn, text, value, between):
     changed = json.loads(out)
     assert changed["optimizer.options"] == {"key": json.loads(json.dumps(value))}
     assert changed["optimizer.schedule_options"] == {"other": json.loads(json.dumps(value))}
-
-
-def test_options_of_a_grid(optdyn):
-    given = ["--config=grids/quickstart", "--config.base.optimizer.options.b1=0.5", "--changed"]
-    code, out, errors = optdyn("config", *given)
+    given = [key.replace("config", "config.base"), text]
+    code, out, errors = optdyn("config", "--config=grids/quickstart", *given, "--changed")
     assert code == 0, errors
-    assert json.loads(out)["base"]["optimizer.options"] == {"b1": 0.5}
+    assert json.loads(out)["base"]["optimizer.options"] == {"key": json.loads(json.dumps(value))}
 
 
 def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
@@ -296,14 +288,13 @@ def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
     assert json.loads(changed)["model.hidden"] == [3] and json.loads(changed)["steps"] == 7
     for folder, steps in (("a", 7), ("b", 8)):
         (tmp_path / folder).mkdir()
-        held = json.dumps({**found, "steps": steps})
-        (tmp_path / folder / "config.json").write_text(held)
+        (tmp_path / folder / "config.json").write_text(json.dumps({**found, "steps": steps}))
     assert optdyn("config", tmp_path / "a", tmp_path / "b") == (0, "steps: 7 -> 8\n", "")
     assert optdyn("config", tmp_path / "a", tmp_path / "a")[1] == "the configs are the same\n"
     del found["cluster"]["overlap"]
     (tmp_path / "b" / "config.json").write_text(json.dumps(found))
-    code, _, said = optdyn("config", tmp_path / "a", tmp_path / "b")
-    assert code == 2 and said == f"error: {tmp_path}/b/config.json has no cluster.overlap\n"
+    errors = f"error: {tmp_path}/b/config.json has no cluster.overlap\n"
+    assert optdyn("config", tmp_path / "a", tmp_path / "b") == (2, "", errors)
 
 
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monkeypatch):
@@ -314,13 +305,13 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monke
     code, out, errors = optdyn("train", *given, "--config.cluster.day=8")
     assert code == 0 and "config.cluster.day = 8: ignored" in errors
     parameters = 784 * 8 + 8 + 8 * 10 + 10
-    said = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
-    assert said["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out
-    state = int(said["state"].replace(",", ""))
+    figures = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
+    assert figures["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out
+    state = int(figures["state"].replace(",", ""))
     assert 4 * 4 * parameters <= state < 4 * 6 * parameters
-    assert int(said["program"].replace(",", "")) > state
-    assert said["updates"] == "50" and "0.8 epochs of 4,000 examples" in out
-    assert float(said["an update"]) > 0 and "2 of them" in out
+    assert int(figures["program"].replace(",", "")) > state
+    assert figures["updates"] == "50" and "0.8 epochs of 4,000 examples" in out
+    assert float(figures["an update"]) > 0 and "2 of them" in out
     assert not list(tmp_path.iterdir())
 
 
@@ -328,14 +319,14 @@ def test_a_dry_run_of_real_devices_says_what_is_known_of_them(optdyn):
     """Their loop is not one program whose memory XLA could tell; the arrays are as in any run."""
     small = ["--config=quickstart", "--config.method.name=sync", "--config.cluster.nodes=1"]
     small += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=a"]
-    said = {}
+    figures = {}
     for api in ("", "shard_map"):
         code, out, errors = optdyn("train", *small, f"--config.parallel.api={api}", "--dry_run")
         assert code == 0, errors
-        said[api] = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
-    assert set(said[""]) - set(said["shard_map"]) == {"program"}
-    for same in ("parameters", "state", "memory", "updates"):
-        assert said[""][same] == said["shard_map"][same]
+        figures[api] = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
+    assert set(figures[""]) - set(figures["shard_map"]) == {"program"}
+    for name in ("parameters", "state", "memory", "updates"):
+        assert figures[""][name] == figures["shard_map"][name]
 
 
 def test_a_dry_run_of_tuning_and_of_planning_writes_nothing(optdyn, tmp_path, monkeypatch):
@@ -350,9 +341,9 @@ def test_a_dry_run_of_tuning_and_of_planning_writes_nothing(optdyn, tmp_path, mo
     assert code == 0, errors
     assert re.search(r"^mini-batches +8, 16$", out, re.M)
     assert re.search(r"^updates +10 at \d+, from config.steps", out, re.M)
-    said = re.search(r"programs +about (\d+)", out)
+    programs = re.search(r"programs +about (\d+)", out)
     kinds = int(re.search(r"convolutions +\d+, of (\d+) kinds", out)[1])
-    assert int(said[1]) > 2 * kinds
+    assert int(programs[1]) > 2 * kinds
     assert not list(tmp_path.iterdir())
 
 
@@ -369,14 +360,13 @@ def test_memory_that_runs_out_is_one_line(optdyn, tmp_path, monkeypatch):
 
 
 def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
-    given = ["--config=quickstart", "--config.method.groups=7", f"--workdir={tmp_path / 'new'}"]
-    code, out, errors = optdyn("train", *given, "--dry_run")
-    assert (code, out) == (2, "") and "config.method.groups = 7: must divide" in errors
-    code, out, errors = optdyn("plan", "--config=quickstart", "--workdir=new", "--dry_run")
-    assert (code, out) == (
-        2,
-        "",
-    ) and "config.method.name = 'asynchronous': a plan is of one device" in errors
+    for command, key, words in (
+        ("train", ["--config.method.groups=7"], "config.method.groups = 7: must divide"),
+        ("plan", [], "config.method.name = 'asynchronous': a plan is of one device"),
+    ):
+        given = ["--config=quickstart", *key, f"--workdir={tmp_path / 'new'}", "--dry_run"]
+        code, out, errors = optdyn(command, *given)
+        assert (code, out) == (2, "") and words in errors
 
 
 SOME = {
@@ -416,15 +406,14 @@ def test_keys_are_listed_with_defaults_and_comments(optdyn):
 
 
 def test_a_word_finds_every_key_that_has_it(optdyn):
-    """In its name, in what is said of it, or among the methods that have it; by sections."""
-    every = json.loads(optdyn("list", "keys", "--json")[1])
+    listed = json.loads(optdyn("list", "keys", "--json")[1])
     found = json.loads(optdyn("list", "keys", "Momentum", "--json")[1])
-    assert found == {k: v for k, v in every.items() if "momentum" in f"{k} {v}".lower()}
+    assert found == {k: v for k, v in listed.items() if "momentum" in f"{k} {v}".lower()}
     assert {"optimizer.momentum", "probes.steer", "method.outer_momentum"} <= set(found)
-    sections = [name.partition(".")[0] for name in every]
+    sections = [name.partition(".")[0] for name in listed]
     assert len(list(itertools.groupby(sections))) == len(set(sections))
     assert set(json.loads(optdyn("list", "keys", "method.outer", "--json")[1])) == {
-        name for name in every if name.startswith("method.outer")
+        name for name in listed if name.startswith("method.outer")
     }
 
 

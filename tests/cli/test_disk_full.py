@@ -130,10 +130,7 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
     values = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
     disk.size("24k")
     with pytest.raises(DiskFull, match=r"sketches\.npy: what was saved up to step 0 is whole"):
-        train(
-            config({**values, "model.dimension": 400, "steps": 300}),
-            disk.path / "run",
-        )
+        train(config({**values, "model.dimension": 400, "steps": 300}), disk.path / "run")
 
 
 # Slow, in a process that ran little before: a worker of the suite ended here without a word, in at
@@ -171,7 +168,6 @@ def test_a_sweep_says_one_line_and_goes_on(
 
 
 def test_what_a_library_says_of_a_full_disk_is_understood():
-    """Some say it in their text only."""
     error = ValueError("RESOURCE_EXHAUSTED: Error writing /a: No space left on device [in kvstore]")
     with pytest.raises(DiskFull, match="disk full at b: "), outputs.disk_full_errors("b"):
         raise error

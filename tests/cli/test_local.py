@@ -186,7 +186,6 @@ rest()
 
 
 def test_signals_that_are_no_second_thought_are_passed_on(begun, tmp_path):
-    """As where a session ends; and one that has it save and go on."""
     launcher = begun("""
 def note(number, frame):
     (folder / f"{number} {rank}").touch()
@@ -318,10 +317,6 @@ def test_every_process_gets_its_own_number_and_gpus(processes, devices):
 
 
 def test_what_the_user_set_stays():
-    own = {
-        "OMP_NUM_THREADS": "3",
-        "NPROC": "7",
-        "PYTHONUNBUFFERED": "",
-        "JAX_LOCAL_DEVICE_IDS": "5",
-    }
-    assert environment(own, 0, 2, 4321).items() >= own.items()
+    users = {"OMP_NUM_THREADS": "3", "NPROC": "7"}
+    users |= {"PYTHONUNBUFFERED": "", "JAX_LOCAL_DEVICE_IDS": "5"}
+    assert environment(users, 0, 2, 4321).items() >= users.items()

@@ -46,8 +46,8 @@ def ours(tmp_path, monkeypatch):
 
 
 def test_the_projects_own_claims_have_no_lock_and_name_no_files(ours, tmp_path):
-    every = papers.claims(ours)
-    assert list(every) == papers.quick(every) == ["arithmetic"]
+    claims = papers.claims(ours)
+    assert list(claims) == papers.quick(claims) == ["arithmetic"]
     board = papers.run(tmp_path / "board", ["arithmetic"], "small", 0, ours)
     assert "files" not in board["claims"]["arithmetic"] and "deviations" not in board
     assert not (ours / lock.LOCK).exists()
@@ -65,12 +65,12 @@ def test_the_command_judges_the_folder_that_is_there_with_processes_that_find_it
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "Two is" in done.stdout and "confirmed" in done.stdout
     shutil.rmtree(ours)
-    for more, said in (
+    for more, words in (
         ([], "--claims=analysis/studies: no such folder, which is the default"),
         (["--claims=mine"], "--claims=mine: no such folder\n"),
     ):
         code, _, line = optdyn("papers", "--workdir=board", *more)
-        assert code == 2 and said in line and line.count("\n") == 1
+        assert code == 2 and words in line and line.count("\n") == 1
 
 
 def test_the_scoreboard_has_the_verdict_and_is_not_made_twice(ours, tmp_path, monkeypatch):
@@ -120,13 +120,13 @@ def test_claims_of_ones_own_are_locked_before_they_are_measured(own, tmp_path, m
         patch.setattr(papers, "judge", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
-    held = json.loads((folder / lock.LOCK).read_text())
-    assert set(held) == {"sums", "arithmetic_of_ours"} and held["sums"]["rule"] == "the rule"
-    assert set(held["sums"]["files"]) == {"sums", "_helper"}
+    locked = json.loads((folder / lock.LOCK).read_text())
+    assert set(locked) == {"sums", "arithmetic_of_ours"} and locked["sums"]["rule"] == "the rule"
+    assert set(locked["sums"]["files"]) == {"sums", "_helper"}
     git = subprocess.run(
         ["git", "hash-object", folder / "sums.py"], capture_output=True, text=True, check=True
     )
-    assert held["sums"]["files"]["sums"] == git.stdout.strip()
+    assert locked["sums"]["files"]["sums"] == git.stdout.strip()
     board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
     assert board["deviations"] == {} and board["claims"]["sums"]["verdict"] == "confirmed"
     assert {"sums", "_helper", "optdyn.evidence.claim"} <= set(board["claims"]["sums"]["files"])
@@ -157,44 +157,26 @@ def test_what_differs_from_the_lock_is_listed_and_stays_listed(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "words"),
     [
-        ("sums", CLAIM.replace("def measure", "def measured"), "has no function 'measure'"),
-        ("sums", CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
-        ("sums", "import nothing_like_this", "cannot be imported.*sums.py, line 1"),
-        ("sums", "1 +", "cannot be imported"),
-        ("sums", CLAIM.replace("Claim(1", "Claim('a'"), "has no CLAIM"),
-        ("json", CLAIM, "another module is called 'json'"),
-    ],
-)
-def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, name, text, said):
-    folder, _ = own
-    (folder / f"{name}.py").write_text(text)
-    with pytest.raises(InputError, match=said):
-        papers.claims(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        (
-            "arithmetic_of_ours.py",
-            CLAIM.replace('"seeds": study.report', '"seeds": {2}'),
-            "measure.. must return JSON values",
-        ),
-        (
-            "arithmetic_of_ours.py",
-            CLAIM + "SEEDS = {'full': (1, 1)}",
-            "has no --scale=small, but full",
-        ),
+        ("sums.py", CLAIM.replace("def measure", "def measured"), "has no function 'measure'"),
+        ("sums.py", CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
+        ("sums.py", "import nothing_like_this", "cannot be imported.*sums.py, line 1"),
+        ("sums.py", "1 +", "cannot be imported"),
+        ("sums.py", CLAIM.replace("Claim(1", "Claim('a'"), "has no CLAIM"),
+        ("json.py", CLAIM, "another module is called 'json'"),
+        ("sums.py", CLAIM.replace("study.report", "{2}"), "measure.. must return JSON values"),
+        ("sums.py", CLAIM + "SEEDS = {'full': (1, 1)}", "has no --scale=small, but full"),
         (lock.LOCK, '{"sums": 3}', "must be a lock file"),
     ],
 )
-def test_what_cannot_be_judged_is_refused_in_one_line(own, tmp_path, name, text, said):
+def test_what_is_no_claim_or_cannot_be_judged_is_refused_in_one_line(
+    own, tmp_path, name, text, words
+):
     folder, _ = own
     (folder / name).write_text(text)
-    with pytest.raises(InputError, match=said):
-        papers.run(tmp_path / "board", ["arithmetic_of_ours"], "small", 0, folder)
+    with pytest.raises(InputError, match=words):
+        papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
 
 
 def test_a_claim_that_was_judged_by_other_files_says_so_and_keeps_its_verdict(

@@ -202,9 +202,7 @@ def test_the_limits_of_a_cluster(small):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"plan.memory": 0}, r"config\.plan\.memory = 0: must be bytes, more than 0"),
         ({"plan.memory": 5_000}, r"config\.plan\.memory = 5000: an update of one example takes"),
-        ({"plan.batches": (0,)}, r"config\.plan\.batches"),
         (
             {"cluster.bandwidths": ((0.0,),)},
             r"config\.cluster\.bandwidths = \(\(0\.0,\),\): the lemmas know one link",

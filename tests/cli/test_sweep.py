@@ -48,13 +48,6 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
     assert not (tmp_path / "together").exists()
 
 
-def test_a_target_is_a_loss(sweeping, whole, tmp_path):
-    arguments = f"--config={whole[0]}", f"--workdir={tmp_path / 'w'}", "--target=nan"
-    code, _, err = sweeping(*arguments)
-    assert code == 2 and err.startswith("error: --target=nan: must be a finite")
-    assert not (tmp_path / "w").exists()
-
-
 def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypatch):
     """Whenever it is written it is whole, of what has ended; the last is the final one."""
     seen, path = [], tmp_path / "results.csv"
@@ -93,7 +86,6 @@ def test_what_is_finished_is_left_and_a_grown_grid_runs_what_is_new(
 
 
 def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
-    """And with fewer it is refused before anything runs."""
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}"
     assert sweeping(*arguments, "--config.base.steps=40")[0] == 0
     code, out, _ = sweeping(*arguments, "--dry_run")
@@ -103,8 +95,8 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
     assert sweeping(*arguments)[0] == 0
     found, expected = summaries(tmp_path), whole[2]
     for name, one in found.items():
-        own = {"wall_seconds": 0, "starts": 0, "continued": 0}
-        assert {**one, **own} == {**expected[name], **own}
+        of_starts = {"wall_seconds": 0, "starts": 0, "continued": 0}
+        assert {**one, **of_starts} == {**expected[name], **of_starts}
         assert rows(tmp_path / "points" / name) == rows(whole[1] / name)
         going_on = [] if one["status"] == "diverged" else [{"at": 40, "of": 40, "steps": 60}]
         assert one.get("continued", []) == going_on
@@ -154,7 +146,7 @@ def test_a_sweep_is_of_one_code_whoever_edits_it_meanwhile(
     assert len(found) == 3 and max(found) < 1000
     assert program._make.cache_info().misses == made + 1
     configs = [json.loads(file.read_text()) for file in (tmp_path / "w").rglob("config.json")]
-    assert len({held["code"] for held in configs}) == 1
+    assert len({config["code"] for config in configs}) == 1
     before = files(tmp_path / "w" / "points")
     assert sweeping(f"--config={path}", *arguments)[0] == 0  # there is nothing left to do
     code, _, err = sweeping(f"--config={path}:40", *arguments)
@@ -232,6 +224,7 @@ BAD_GRIDS = {
         (["--shard=0/0"], "--shard=0/0: must be i/n"),
         (["--together=nosuch"], "--together=nosuch: value should be one of <threads|vmap|auto>"),
         (["--threads=-1"], "threads"),
+        (["--target=nan"], "--target=nan: must be a finite"),
         (["--config.base.steps=0"], "config.steps = 0: must be at least 1"),
         (["--config.steps=5"], "config has no key 'steps'; that of a grid has 'base.steps'"),
         (["--config.nosuch=5"], "config has no key 'nosuch'"),
@@ -308,15 +301,14 @@ def at_log_point(patch, number, act):
 def test_a_signal_stops_all_that_run_at_a_checkpoint(
     sweeping, whole, tmp_path, rows, way, monkeypatch
 ):
-    """In this process, at the moment of a log point; `kill` above has another's."""
     with monkeypatch.context() as patch:
         at_log_point(patch, 12, lambda: signal.raise_signal(signal.SIGTERM))
         arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
         code, out, err = sweeping(*arguments)
     assert (code, out) == (128 + signal.SIGTERM, "") and "stopping" in err
-    every = summaries(tmp_path)
-    stopped = {name: one["step"] for name, one in every.items() if one["status"] == "interrupted"}
-    assert stopped and all(every[name]["signal"] == signal.SIGTERM for name in stopped)
+    left = summaries(tmp_path)
+    stopped = {name: one["step"] for name, one in left.items() if one["status"] == "interrupted"}
+    assert stopped and all(left[name]["signal"] == signal.SIGTERM for name in stopped)
     for name, step in stopped.items():
         assert (tmp_path / "points" / name / "checkpoints" / str(step)).exists()
     if (tmp_path / "results.csv").exists():  # of the points that had ended

@@ -112,11 +112,7 @@ def test_jobs_are_the_shards_with_all_other_flags(submitting, tmp_path):
     )
     assert code == 0 and out == "6 points in 3 jobs: 1, 2, 3\n"
     assert executor.cluster == "slurm" and executor.folder == workdir / "jobs"
-    assert executor.parameters == {
-        "name": "optdyn",
-        "slurm_partition": "gpu",
-        "timeout_min": 90,
-    }
+    assert executor.parameters == {"name": "optdyn", "slurm_partition": "gpu", "timeout_min": 90}
     assert [job.command for job in executor.jobs] == [
         [sys.executable, "-m", "optdyn.cli.sweep", *flags, "--together=auto", f"--shard={i}/3"]
         for i in range(3)

@@ -15,17 +15,15 @@ import jax
 import pytest
 
 from configs import quickstart
-from optdyn.cli import app, train
+from optdyn.cli import train
 from optdyn.train import history
-from tests.own_flags import called
+from tests.cli.sweeping import start as start_command
 from tests.proc import ended
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
 # signals meet all parts of a run.
 SMALL = {
-    "model.name": "quadratic",
-    "model.noise": 0.5,
     "batch_size": 4,
     "steps": 600,
     "log_every": 10,
@@ -33,38 +31,31 @@ SMALL = {
 }
 
 
+def changed(values):
+    """SMALL with other values; a network has no noise of its own."""
+    quadratic = {"model.name": "quadratic", "model.noise": 0.5}
+    return SMALL | (quadratic if "model.name" not in values else {}) | dict(values)
+
+
 def arguments(workdir, values=()):
-    chosen = {**SMALL, **dict(values)}
-    changes = [f"--config.{key}={value}" for key, value in chosen.items()]
+    changes = [f"--config.{key}={value}" for key, value in changed(values).items()]
     return [f"--config={CONFIG}", f"--workdir={workdir}", *changes]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(optdyn):
     """`run(arguments) -> (exit code, stderr)` of the command, in this process."""
-
-    def run(arguments):
-        with called(monkeypatch, "launch.train", arguments), pytest.raises(SystemExit) as exited:
-            app.run(train.main)
-        return exited.value.code, capsys.readouterr().err
-
-    return run
+    return lambda arguments: optdyn("train", *arguments)[::2]
 
 
 def start(workdir, values=()):
     """The command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "launch.train", *arguments(workdir, values)],
-        cwd=CONFIG.parent.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_command(*arguments(workdir, values), module="launch.train")
 
 
 def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
-    return train.run(quickstart.get_config().with_({**SMALL, **dict(values)}), workdir)
+    return train.run(quickstart.get_config().with_(changed(values)), workdir)
 
 
 def start_until(workdir, values, count):
@@ -122,45 +113,24 @@ def test_keys_are_given_in_any_order_with_a_space_or_an_equals_sign_or_in_a_file
     given += ["--config.model.hidden", "(3,)", "--config.batch_size=16", "--config.probes.mean"]
     code, errors = run([*given, f"--flagfile={tmp_path / 'flags'}"])
     assert code == 0, errors
-    held = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (held["method"]["name"], held["method"]["period"]) == ("model_averaging", 4)
-    assert held["model"]["hidden"] == [3] and held["steps"] == 20
-    assert held["probes"]["mean"] is True and held["data"]["replacement"] is False
+    keys = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (keys["method"]["name"], keys["method"]["period"]) == ("model_averaging", 4)
+    assert keys["model"]["hidden"] == [3] and keys["steps"] == 20
+    assert keys["probes"]["mean"] is True and keys["data"]["replacement"] is False
 
 
 def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):
-    """It makes the same run, also where it lacks keys at their defaults, and with one changed."""
-    held = whole[0] / "config.json"
-    assert run([f"--config={held}", f"--workdir={tmp_path / 'same'}"])[0] == 0
-    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
+    path = whole[0] / "config.json"
+    assert run([f"--config={path}", f"--workdir={tmp_path / 'same'}"])[0] == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == path.read_bytes()
     again = json.loads((tmp_path / "same" / "summary.json").read_text())
     assert again["parameters_crc32"] == whole[1]["parameters_crc32"]
-    few = json.loads(held.read_text())
+    few = json.loads(path.read_text())
     del few["plan"], few["model"]["remat"]
     (tmp_path / "few.json").write_text(json.dumps(few | {"steps": 1}))
     given = ["--config", tmp_path / "few.json", "--config.steps=600"]
     assert run([*given, f"--workdir={tmp_path / 'same'}"])[0] == 0
-    assert (tmp_path / "same" / "config.json").read_bytes() == held.read_bytes()
-
-
-def test_workdirs_that_cannot_be_used_are_left_as_they_are(run, whole, tmp_path, files):
-    """Another config's, one below a file, and one with a damaged checkpoint."""
-    other = shutil.copytree(whole[0], tmp_path / "other")
-    (tmp_path / "file").write_text("")
-    damaged = shutil.copytree(whole[0], tmp_path / "damaged")
-    (damaged / "summary.json").unlink()
-    for array in (damaged / "checkpoints" / "600").rglob("d/*"):
-        array.write_bytes(array.read_bytes()[::-1])
-    before = files(tmp_path)
-    for workdir, values, expected in [
-        (other, {"seed": 5}, f"workdir {other} holds another run: its config differs in seed"),
-        (tmp_path / "file", {}, f"cannot be written ({tmp_path}/file is no folder); give another"),
-        (tmp_path / "file" / "new", {}, f"written ({tmp_path}/file is no folder); give another"),
-        (damaged, {}, f"checkpoint {damaged}/checkpoints/600 is corrupt"),
-    ]:
-        code, errors = run(arguments(workdir, values))
-        assert code == 2 and expected in errors and errors.count("\n") == 1
-    assert files(tmp_path) == before
+    assert (tmp_path / "same" / "config.json").read_bytes() == path.read_bytes()
 
 
 def test_a_folder_without_permission_is_one_line(run, whole, tmp_path, monkeypatch):
@@ -186,15 +156,6 @@ def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch
     assert errors == f"error: {other}/history.json: cannot be used (Permission denied)\n"
 
 
-def test_a_process_that_fails_says_one_line(tmp_path):
-    """The same as above, with all that an interpreter prints when it ends."""
-    process = start(tmp_path / "new", {"batch_size": -64})
-    _, errors = ended(process)
-    assert process.returncode == 2
-    assert errors == "error: config.batch_size = -64: must be at least 1\n"
-    assert not (tmp_path / "new").exists()
-
-
 SLOW = """
 import pathlib, time
 try:
@@ -208,7 +169,6 @@ except BaseException:
 
 @pytest.mark.parametrize("script", [["-m", "launch.train"], ["optdyn", "train"]])
 def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
-    """Whatever the module that is being imported makes of a KeyboardInterrupt."""
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text(SLOW)
     (tmp_path / "optdyn").write_text("from optdyn.cli.main import main\nmain()\n")
@@ -255,7 +215,6 @@ def test_it_needs_no_standard_streams(whole, tmp_path, rows):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals(whole, tmp_path, number, rows):
-    """Status, exit code, and the same floats when it is resumed."""
     process = start_until(tmp_path, {}, 20)
     process.send_signal(number)
     _, errors = ended(process)
@@ -288,35 +247,22 @@ def kill(workdir, values, count, delay):
         json.loads(line)
 
 
-def test_killed_and_resumed_is_whole(whole, tmp_path, scalars, rows):
-    moment = random.Random()
-    count, delay = moment.randrange(2, 36), moment.uniform(0, 0.1)
-    print("killed", delay, "seconds after", count, "log points")
-    kill(tmp_path, {}, count, delay)
-    assert_same(rows, tmp_path, complete(tmp_path), whole)
-    assert list(scalars(tmp_path)) == [row["step"] for row in rows(tmp_path)]
+FIVE_KILLS = {"batch_size": 16, "checkpoint_every": 10, "optimizer.momentum": 0.3}
 
 
-@pytest.mark.slow
-def test_killed_at_five_moments_and_resumed_is_whole(mnist, tmp_path, scalars, rows):
-    """Spread over the run, half of which goes into checkpoints."""
-    values = {
-        **mnist,
-        "batch_size": 16,
-        "log_every": 10,
-        "checkpoint_every": 10,
-        "optimizer.momentum": 0.3,
-    }
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_and_resumed_is_whole(mnist, tmp_path, scalars, rows, kills):
+    """Five kills are spread over a run that spends half of its time on checkpoints."""
+    values = mnist | FIVE_KILLS if kills == 5 else {}
     whole = tmp_path / "whole", complete(tmp_path / "whole", values)
     seed = random.randrange(2**32)
     print("seed", seed)
-    moments = random.Random(seed)
-    for fifth in range(5):
-        count, delay = 11 * fifth + moments.randrange(1, 8), moments.uniform(0, 0.1)
-        print("killed", delay, "seconds after", count, "log points")
-        kill(tmp_path / "killed", values, count, delay)
-    assert_same(rows, tmp_path / "killed", complete(tmp_path / "killed", values), whole)
-    assert scalars(tmp_path / "killed").keys() == scalars(whole[0]).keys()
+    moments, killed = random.Random(seed), tmp_path / "killed"
+    for number in range(kills):
+        first = 11 * number + moments.randrange(1, 8) if kills == 5 else moments.randrange(2, 36)
+        kill(killed, values, first, moments.uniform(0, 0.1))
+    assert_same(rows, killed, complete(killed, values), whole)
+    assert list(scalars(killed)) == [row["step"] for row in rows(killed)]
     for step, row in scalars(whole[0]).items():
-        resumed = scalars(tmp_path / "killed")[step]
+        resumed = scalars(killed)[step]
         assert {**resumed, "time/wall_seconds": 0} == {**row, "time/wall_seconds": 0}

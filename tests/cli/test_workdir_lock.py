@@ -70,7 +70,6 @@ def test_who_holds_it_may_not_be_known(tmp_path, holder):
 
 
 def test_one_process_does_not_hold_it_twice_either(tmp_path):
-    """Two points of a sweep that are one folder, say."""
     with locked(tmp_path):
         with pytest.raises(WorkdirError, match=IN_USE), locked(tmp_path):
             pass
@@ -100,7 +99,6 @@ def test_of_threads_that_ask_at_once_one_has_it(tmp_path):
 
 
 def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweeping, mnist):
-    """And touches nothing where it is refused."""
     holder(tmp_path / "held")
     before = files(tmp_path)
     small = {"tune.probe_seconds": 1.0, "optimizer.schedule": "constant"}
@@ -150,7 +148,6 @@ RUN += ("--config.steps=12000", "--config.log_every=200", "--config.checkpoint_e
 
 @pytest.mark.slow
 def test_of_two_commands_one_is_refused_and_the_other_is_whole(tmp_path):
-    """20 times, the one up to 3 seconds after the other."""
     seed = random.randrange(2**32)
     print("seed", seed)
     delays = [0.0, *(random.Random(seed).uniform(0, 3) for _ in range(19))]

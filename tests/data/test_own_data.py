@@ -11,9 +11,10 @@ from optdyn.problem import losses, problem
 from optdyn.problem.data import synthetic
 from optdyn.problem.data.arrays import DataError, make_dataset
 from optdyn.problem.data.kinds import OwnData
+from optdyn.train.trainer import prepare, train
 from tests.data.loaded import load
 from tests.devices.started import parameters
-from tests.train.runs import prepare, refusal, train
+from tests.train.runs import refusal
 from tests.values import as_model
 
 RNG = np.random.default_rng(0)

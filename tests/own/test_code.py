@@ -36,11 +36,11 @@ from optdyn.report.tables import TableError, points
 from optdyn.train import checks
 from optdyn.train.grid import Grid
 from optdyn.train.replicas import record
+from optdyn.train.trainer import train
 from tests.own_flags import called
 from tests.race.test_race import at_random
 from tests.test_which import ARMS, TARGET, sweep
 from tests.train.runs import refusal as refused
-from tests.train.runs import train
 
 BY_ITSELF = "a file runs no code by itself"
 # A stranger's file, with something for every key; it leaves a trace when it runs.

@@ -24,8 +24,8 @@ from optdyn.base.fields import plain
 from optdyn.experiment import Config, to_json
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, checks, program
+from optdyn.train.trainer import prepare, train
 from optdyn.train.warnings import probable_mistakes
-from tests.train.runs import prepare, train
 from tests.train.runs import refusal as refused
 
 ROOT = Path(__file__).parents[2]

@@ -64,7 +64,6 @@ class Attack:
 
 
 def test_what_would_run_something_does_not(tmp_path):
-    """As a message of its own, and as an array of objects."""
     attack = pickle.dumps(Attack(tmp_path / "ran"))
     about = json.dumps([0, [["object", [1]]] * KNOWN[0].num_leaves]).encode()
     for data in (attack, len(about).to_bytes(4, "little") + about + attack + bytes(1000)):

@@ -28,20 +28,19 @@ from optdyn.methods.async_local_sgd import AsyncLocalSGD
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.buffered import Buffered
 from optdyn.methods.local import Local
-from optdyn.race import race as races
 from optdyn.race import shards
-from optdyn.race.race import THREADS, one_core, replay_workers, sequential_workers
+from optdyn.race.race import THREADS, one_core, race, replay_workers, sequential_workers
 from optdyn.race.worker import make_compute
 from optdyn.train.checkpoints import parameters
 from optdyn.train.run import batches_by_number
-from tests.train.runs import prepare, train
+from optdyn.train.trainer import prepare, train
 
 CHECKPOINT_EVERY = 20
 
 
 def several(waiting):
-    own = {"method.groups": 4, "method.arrivals": 2, "method.waiting": waiting}
-    return {"method.name": "buffered", **own}
+    groups = {"method.groups": 4, "method.arrivals": 2}
+    return {"method.name": "buffered", "method.waiting": waiting, **groups}
 
 
 TIMES = ["seconds", "served"]  # of a trace, which no two races share
@@ -53,16 +52,6 @@ FRESH = {"method.fresh": ("classifier", "hidden1"), "model.hidden": (8, 8)}
 FRESH |= {"method.groups": 3, "cluster.nodes": 3}
 CLIPPED = {"optimizer.chain": ("optax:clip_by_global_norm",)}
 CLIPPED |= {"optimizer.chain_options": {"max_norm": 1.0}}
-MERGED = {
-    "one group": {"method.groups": 1},
-    "adam, cosine": {"optimizer.name": "adam"}
-    | {"optimizer.learning_rate": 0.01, "optimizer.schedule": "cosine"},
-    "by staleness, bounded": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
-    | {"method.staleness_bound": 1},
-    "metered": {"probes.momentum": True},
-    "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
-    | {"method.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
-}
 ELASTIC = {"method.name": "elastic", "method.groups": 4, "method.period": 3}
 CASES = {
     "plain": {},
@@ -84,10 +73,26 @@ CASES = {
     "elastic": ELASTIC,
     "elastic, every step": {**ELASTIC, "method.period": 1},
 }
-
-
-def race(config, *given):
-    return races.race(config, *given)
+MERGED = {  # halves of gradients arrive in any order; the simulator takes them whole, fresh in part
+    "one group": {"method.groups": 1},
+    "adam, cosine": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01}
+    | {"optimizer.schedule": "cosine"},
+    "by staleness, bounded": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
+    | {"method.staleness_bound": 1},
+    "metered": {"probes.momentum": True},
+    "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
+    | {"method.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
+}
+BY_BLOCKS = {
+    "asynchronous": Asynchronous(groups=3),
+    "buffered": Buffered(groups=3, arrivals=2, waiting="k_async"),
+    "local steps": AsyncLocalSGD(groups=3, period=5, momentum_delay=2, momentum_part=0.5),
+}
+NETWORKS = {f"merged, {name}": FRESH | values for name, values in MERGED.items()}
+NETWORKS |= {
+    f"local, {name}": {"model.hidden": (8, 8), "cluster.nodes": 3, "method": method + Local()}
+    for name, method in BY_BLOCKS.items()
+}
 
 
 def by(choose):
@@ -125,39 +130,18 @@ def replayed(config, values, workdir):
     return summary
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_simulator_replays_it(config, tmp_path, rows, case):
-    summary, trace = raced(config, CASES[case], tmp_path / "race", at_random(3))
+@pytest.mark.parametrize("case", [*CASES, *NETWORKS])
+def test_the_simulator_replays_it(config, mnist, tmp_path, rows, case):
+    values = CASES[case] if case in CASES else mnist | NETWORKS[case]
+    summary, trace = raced(config, values, tmp_path / "race", at_random(3))
     assert summary["status"] == "completed" and len(trace) == 60
-    again = replayed(config, CASES[case], tmp_path)
+    again = replayed(config, values, tmp_path)
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     for mine, theirs in zip(rows(tmp_path / "race"), rows(tmp_path / "replay"), strict=True):
         assert mine["step"] == theirs["step"] and mine["staleness_mean"] == theirs["staleness_mean"]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Asynchronous(groups=3),
-        Buffered(groups=3, arrivals=2, waiting="k_async"),
-        AsyncLocalSGD(groups=3, period=5, momentum_delay=2, momentum_part=0.5),
-    ],
-)
-def test_local_gradients_race_too(config, mnist, tmp_path, method):
-    values = {**mnist, "method": method + Local(), "model.hidden": (8, 8), "cluster.nodes": 3}
-    raced(config, values, tmp_path / "race", at_random(5))
-    replayed(config, values, tmp_path)
-
-
-@pytest.mark.parametrize("case", MERGED)
-def test_a_merged_server_races_too(config, mnist, tmp_path, case):
-    """Halves of gradients arrive in any order; the simulator takes whole ones, fresh in part."""
-    values = {**mnist, **FRESH, **MERGED[case]}
-    summary, trace = raced(config, values, tmp_path / "race", at_random(21))
-    assert summary["status"] == "completed" and trace["control.batch"].is_unique
-    again = replayed(config, values, tmp_path)
-    assert again["staleness_histogram"] == summary["staleness_histogram"]
-    if case == "metered":  # and it is not what it would be if those blocks were stale
+    if "merged" in case:
+        assert trace["control.batch"].is_unique
+    if case == "merged, metered":  # and it is not what it would be if those blocks were stale
         one = vector(tmp_path / "race")
         stale = {**values, **traced(tmp_path / "race"), "method.fresh": ()}
         train(config(stale), tmp_path / "stale")
@@ -165,14 +149,10 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
 
 
 def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
-    """Also the halves that it has had of updates after the checkpoint are taken again."""
     values = {**mnist, **FRESH}
     whole, trace = raced(config, values, tmp_path / "whole", at_random(23))
-    race(
-        config({**values, "steps": 20, "cluster.service.name": "race"}),
-        tmp_path / "parts",
-        at_random(23),
-    )
+    begun = config({**values, "steps": 20, "cluster.service.name": "race"})
+    race(begun, tmp_path / "parts", at_random(23))
     rest = replay_workers(messages(trace)[20:])
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
@@ -193,11 +173,11 @@ def test_a_worker_that_died_answers_all_the_same(config, mnist, tmp_path):
     """What it is given the second time is enough for a worker that has never had the first."""
 
     def forgetful(run):
-        each = lambda given, numbers: make_compute(run)(given, numbers)  # noqa: E731
         rng = np.random.default_rng(21)
-        return contextlib.nullcontext(
-            sequential_workers(each, lambda working: int(rng.choice(working)))
+        workers = sequential_workers(
+            lambda *given: make_compute(run)(*given), lambda working: int(rng.choice(working))
         )
+        return contextlib.nullcontext(workers)
 
     values = {**mnist, **FRESH, "steps": 20}
     one, _ = raced(config, values, tmp_path / "one", at_random(21))
@@ -243,9 +223,9 @@ def in_parts(servers, seed, dying=0.0):
                     given, numbers
                 )
 
-            def dies(own):
+            def dies(calls_of_group):
                 def compute(x, numbers):
-                    own[-1].close()
+                    calls_of_group[-1].close()
                     return jax.tree.map(np.zeros_like, make_compute(run)(x, numbers))
 
                 return compute
@@ -258,23 +238,19 @@ def in_parts(servers, seed, dying=0.0):
 
 
 @pytest.mark.parametrize(
-    ("own", "servers"),
+    ("case", "servers"),
     [
         (CASES["compensated"], 2),
         ({"method": Asynchronous(groups=4) + Local()}, 3),
         ({"optimizer.name": "adam"}, 3),
     ],
 )
-def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
-    values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **own}
+def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, case, servers):
+    values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **case}
     values |= {"cluster.service.name": "race", "optimizer.learning_rate": 0.02}
     whole = race(config(values), tmp_path / "whole", at_random(25))
-    race(
-        config({**values, "steps": 20}),
-        tmp_path / "parts",
-        in_parts(servers, 25, dying=0.3),
-        servers,
-    )
+    dying = in_parts(servers, 25, dying=0.3)
+    race(config({**values, "steps": 20}), tmp_path / "parts", dying, servers)
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
     pd.testing.assert_frame_equal(*(t[:20].drop(columns=TIMES) for t in (one, other)))
     # It goes on whole, from what the parts have put together.
@@ -313,7 +289,6 @@ AGAIN = ("plain", "too old are dropped", *WAITING, "local steps", "elastic")
 
 @pytest.mark.parametrize("case", [*AGAIN, "local steps, adam"])
 def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
-    """Whoever was at work does it again; what came after the checkpoint is gone."""
     values = CASES[case]
     whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
     begun = config({**values, "steps": 20, "cluster.service.name": "race"})
@@ -347,20 +322,23 @@ def messages(trace):
     if late.size:  # they come before whom they have been overtaken by
         pairs = zip(late.to_numpy(), trace["worker"], strict=True)
         return [group for row, w in pairs for group in (*np.flatnonzero(row).tolist(), w)]
-    each = [name for name in trace if name.startswith("control.worker")]
-    return trace[each or ["worker"]].to_numpy().ravel().tolist()
+    columns = [name for name in trace if name.startswith("control.worker")]
+    return trace[columns or ["worker"]].to_numpy().ravel().tolist()
 
 
 def test_a_batch_is_put_together_of_its_parts():
     """As the simulator cuts it: example i of a batch is of part i mod K."""
     rng = np.random.default_rng(0)
     order = rng.permutation(8 * 12 * 2).reshape(8, 12, 2)  # examples and seeds of eight batches
-    every = lambda start, stop: order[start:stop]  # noqa: E731
+
+    def batches(start, stop):
+        return order[start:stop]
+
     for k in (1, 2, 3, 12):
         numbers = np.arange(8 * k).reshape(8, k)
-        np.testing.assert_array_equal(batches_by_number(every, numbers), order)
+        np.testing.assert_array_equal(batches_by_number(batches, numbers), order)
         some = rng.choice(8 * k, (2, k))
-        parts = core.split_parts({"x": batches_by_number(every, some).swapaxes(0, 1)}, k)
+        parts = core.split_parts({"x": batches_by_number(batches, some).swapaxes(0, 1)}, k)
         cut = parts["x"]  # (k, ., 2 batches)
         for (t, j), number in np.ndenumerate(some):
             whose = core.split_parts({"x": order[number // k]}, k)["x"][number % k]
@@ -453,21 +431,6 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"method.name": "ad_psgd", "method.groups": 4}, "config.cluster.service.name"),
-        ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
-        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by its gradient alone"),
-    ],
-)
-def test_what_cannot_race(config, tmp_path, values, message):
-    """Of the joins of a race, which tests/test_config.py has, two; and what needs the optimizer."""
-    with pytest.raises(ConfigError, match=message):
-        raced(config, values, tmp_path / "none", at_random(0))
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
     ("values", "servers", "message"),
     [
         ({}, 0, "must be from 1 to 3"),
@@ -477,11 +440,13 @@ def test_what_cannot_race(config, tmp_path, values, message):
         (several("k_async"), 2, "unless an update is one gradient"),
         (LOCAL | {"cluster.speeds": ()}, 2, "unless an update is one gradient"),
         (CLIPPED, 2, "by its gradient alone"),
+        (FRESH | CLIPPED, 1, "by its gradient alone"),
     ],
 )
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
     values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service.name": "race"}
-    with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
+    flag = "" if "method.fresh" in values and servers == 1 else f"--servers={servers}: .*"
+    with pytest.raises(ConfigError, match=f"{flag}{message}"):
         race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
 
@@ -492,12 +457,12 @@ def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
     line = [sys.executable, "-m", "launch.race", "--config=configs/quickstart.py", "--dry_run"]
     line += [f"--workdir={tmp_path / 'none'}", "--config.method.groups=4", *given]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
-    said = dict(re.split(" {2,}", row, maxsplit=1) for row in done.stdout.splitlines())
-    assert said["parameters"] == said["it is given"] == "16 bytes"
-    assert said["it sends"] == "20 bytes" and said["a message"].endswith("all cores, 1 updates")
+    lines = dict(re.split(" {2,}", row, maxsplit=1) for row in done.stdout.splitlines())
+    assert lines["parameters"] == lines["it is given"] == "16 bytes"
+    assert lines["it sends"] == "20 bytes" and lines["a message"].endswith("all cores, 1 updates")
     # What XLA itself may say of a program that was kept, in jax 0.10.0, is not of ours.
-    own = re.sub(r"^E\d{4} .*cpu_aot_loader.*\n", "", done.stderr, flags=re.M)
-    assert not (tmp_path / "none").exists() and not own
+    errors = re.sub(r"^E\d{4} .*cpu_aot_loader.*\n", "", done.stderr, flags=re.M)
+    assert not (tmp_path / "none").exists() and not errors
 
 
 SERVER = """
@@ -563,7 +528,6 @@ WITH_THREADS = pytest.mark.skipif(not THREADS.exists(), reason="no threads that 
 
 @WITH_THREADS
 def test_all_threads_are_on_one_core_and_then_where_they_were():
-    """Those that begin inside, too."""
     begun, end = threading.Event(), threading.Event()
     other = threading.Thread(target=lambda: (begun.set(), end.wait()))
     before = os.sched_getaffinity(0)

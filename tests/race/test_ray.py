@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,13 +30,8 @@ RUN = ("--config=configs/quickstart.py", "--config.method.name=asynchronous")
 
 
 def command(module, workdir, **values):
-    given = {
-        "method.groups": 3,
-        "cluster.nodes": 3,
-        "cluster.devices_per_node": 1,
-        "log_every": 50,
-        "checkpoint_every": 100,
-    }
+    given = {"log_every": 50, "checkpoint_every": 100, "method.groups": 3}
+    given |= {"cluster.nodes": 3, "cluster.devices_per_node": 1}
     keys = (f"--config.{key}={value}" for key, value in {**given, **values}.items())
     return [sys.executable, "-m", module, *RUN, f"--workdir={workdir}", *keys]
 
@@ -100,19 +96,13 @@ def replayed(workdir, folder, **values):
     threads = str(max((os.cpu_count() or 1) // 3, 1))
     trace = {"cluster.service.name": "trace", "cluster.service.path": workdir / "trace.csv"}
     line = command("launch.train", folder, **values, **trace)
-    own = {**os.environ, "NPROC": threads, "OMP_NUM_THREADS": threads}
-    subprocess.run(line, cwd=ROOT, check=True, capture_output=True, env=own)
+    environ = {**os.environ, "NPROC": threads, "OMP_NUM_THREADS": threads}
+    subprocess.run(line, cwd=ROOT, check=True, capture_output=True, env=environ)
     one, other = (
-        np.concatenate([np.ravel(leaf) for block in tree.values() for leaf in block.values()])
-        for tree in (flat(parameters(path)[1]) for path in (workdir, folder))
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(parameters(path)[1])])
+        for path in (workdir, folder)
     )
     return np.abs(one - other).max() / np.abs(one).max()
-
-
-def flat(tree):
-    import jax
-
-    return {0: dict(enumerate(jax.tree.leaves(tree)))}
 
 
 def consistent(workdir, steps):
@@ -179,7 +169,6 @@ def test_workers_and_servers_die(tmp_path, name, dying):
 
 
 def test_parts_of_a_server_die(tmp_path):
-    """One of them twice and a worker once; all begin again where it was saved."""
     rng, folder = random.Random(7), tmp_path / "race"
     job = start(folder, parts=2, steps=1_000_000)
     for kind in (keepers, workers, keepers):
@@ -263,7 +252,6 @@ GUESSES = (
 
 
 def test_nobody_else_reaches_or_uses_the_ray_of_a_race(tmp_path):
-    """With two servers, at which workers call too."""
     job = start(tmp_path / "race", parts=2, steps=1_000_000)
     until(lambda: step(tmp_path / "race") > 50, job)
     ports = {where for pid in descendants(job.pid) for where in listening(pid)}

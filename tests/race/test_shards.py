@@ -33,7 +33,6 @@ KNOWN = messages.forms(
 
 
 def test_a_group_that_dies_gets_what_it_was_given_once():
-    """Before it has had it, while it waits, and after it has sent its gradients."""
     steps = []
     part = SimpleNamespace(
         read_slot=lambda slot: {"a": np.float32(slot)},

@@ -91,7 +91,6 @@ def test_whoever_died_is_asked_the_same_again(door):
 
 
 def test_what_is_no_message_is_of_one_who_died(door):
-    """And a number that no group has is nobody's."""
     with connected_groups(door, KNOWN, 1, fine) as workers:
         workers.send(0, 7, range(1))
         one, other = group(door, workers, 0), group(door, workers, 1)
@@ -105,7 +104,6 @@ def test_what_is_no_message_is_of_one_who_died(door):
 
 
 def test_a_stranger_that_says_nothing_keeps_nobody_waiting(door):
-    """Many, who are connected first, and never greet."""
     with ExitStack() as stack, connected_groups(door, KNOWN, 1, fine) as workers:
         workers.send(0, 8, range(1))
         for _ in range(100):

@@ -1,20 +1,11 @@
-"""Runs of configs that tests write key by key, and what is refused in a line."""
+"""What is refused in a line, and signals at a log point."""
 
 import signal
 
 import pytest
 
 from optdyn.base.errors import InputError
-from optdyn.train import trainer
 from optdyn.train.workdir import Metrics
-
-
-def train(config, workdir):
-    return trainer.train(config, workdir)
-
-
-def prepare(config):
-    return trainer.prepare(config)
 
 
 def refusal(call, *given, error=InputError, **named):

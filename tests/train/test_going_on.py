@@ -11,35 +11,25 @@ from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD
 from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
-from tests.train.runs import prepare, raise_at, refusal, train
+from optdyn.train.trainer import prepare, train
+from tests.train.runs import raise_at, refusal
 
 CHECKPOINT_EVERY = 20
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 # Epochs of 25 updates.
-DASO = {
-    **NODES,
-    "method.name": "daso",
-    "method.warmup_epochs": 1,
-    "method.cooldown_epochs": 1,
-}
+DASO = NODES | {"method.name": "daso", "method.warmup_epochs": 1, "method.cooldown_epochs": 1}
 METER = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "model.dimension": 40}
 CASES = {
     "groups": {},
     "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
-    "adamw": {
-        "optimizer.name": "adamw",
-        "optimizer.weight_decay": 0.1,
-        "optimizer.learning_rate": 0.02,
-    },
+    "adamw": {"optimizer.name": "adamw", "optimizer.learning_rate": 0.02}
+    | {"optimizer.weight_decay": 0.1},
     "lion": {"optimizer.name": "lion", "optimizer.learning_rate": 0.02}
     | {"optimizer.schedule": "linear", "optimizer.decay_steps": 60},
     # It keeps a random key in its state.
-    "noisy": {
-        "optimizer.name": "noisy_sgd",
-        "optimizer.options.key": 1,
-        "optimizer.learning_rate": 0.02,
-    },
+    "noisy": {"optimizer.name": "noisy_sgd", "optimizer.learning_rate": 0.02}
+    | {"optimizer.options.key": 1},
     "chain": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
     | {"optimizer.chain_options": {"adaptive": True, "law": "power"}},
     "stale synchronous": {"method.staleness_bound": 1, "cluster.service.name": "lognormal"},
@@ -48,24 +38,13 @@ CASES = {
     "closed loop": {"optimizer.name": "closed_loop", "optimizer.momentum": 0.8},
     "warm-up": {"optimizer.warmup_steps": 10},
     "decay of its own length": {"optimizer.schedule": "exponential", "optimizer.decay_steps": 20},
-    "dynamic_batch": {
-        "method.name": "dynamic_batch",
-        "batch_size": 8,
-        "cluster.speeds": (1, 2, 3, 4),
-    },
-    "model averaging to an average": {
-        **NODES,
-        "method.name": "model_averaging",
-        "method.period": 8,
-    },
+    "dynamic_batch": {"method.name": "dynamic_batch", "batch_size": 8}
+    | {"cluster.speeds": (1, 2, 3, 4)},
+    "model averaging to an average": NODES | {"method.name": "model_averaging", "method.period": 8},
     "meter": METER,
     "replacement": {"data.replacement": True},
 }
 OF = 40  # steps, before there are 60
-
-
-def recorded(config, workdir):
-    return record(config, workdir)
 
 
 @pytest.fixture
@@ -75,8 +54,8 @@ def stopped_at(monkeypatch):
 
 
 def without_start(summary):
-    own = ("wall_seconds", "starts", "continued")
-    return {key: value for key, value in summary.items() if key not in own}
+    of_starts = ("wall_seconds", "starts", "continued")
+    return {key: value for key, value in summary.items() if key not in of_starts}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +65,6 @@ def plain(config, tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name, capsys, plain):
-    """And from its checkpoint, where it was killed later: that has all of the optimizer's state."""
     values = CASES[name]
     whole = train(config(values), tmp_path / "whole")
     first = train(config({**values, "steps": OF}), tmp_path / "grown")
@@ -102,8 +80,8 @@ def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name,
     if name != "meter":  # the end of the first was in the midst of a window, which was read then
         assert rows(tmp_path / "grown") == rows(tmp_path / "whole")
         assert without_start(grown) == without_start(whole)
-    held, other = ((tmp_path / n / "config.json").read_text() for n in ("grown", "whole"))
-    assert held == other
+    one, other = ((tmp_path / n / "config.json").read_text() for n in ("grown", "whole"))
+    assert one == other
     assert train(config(values), tmp_path / "grown") == grown
     shutil.rmtree(tmp_path / "grown/checkpoints/60")
     (tmp_path / "grown/summary.json").unlink()
@@ -173,9 +151,9 @@ def test_a_schedule_of_the_whole_run_is_the_new_one_from_there(
     train(config({**values, "steps": OF}), tmp_path)
     capsys.readouterr()
     summary = train(config(values), tmp_path)
-    (told,) = summary["continued"]
-    assert told["schedule"] == f"{schedule!r} of 60 steps from update 40 on, before that of 40"
-    assert told["schedule"] in capsys.readouterr().err
+    (entry,) = summary["continued"]
+    assert entry["schedule"] == f"{schedule!r} of 60 steps from update 40 on, before that of 40"
+    assert entry["schedule"] in capsys.readouterr().err
     rates = {n: schedules.learning_rates(SGD(0.1, schedule=schedule), n) for n in (OF, 60)}
     for row in rows(tmp_path):
         done = max(row["step"] - 1, 0)
@@ -221,10 +199,12 @@ def test_daso_goes_on_where_it_does_not_cool_down_yet(config, tmp_path, stopped_
 
 def test_a_recording_is_of_one_length(config, tmp_path, files):
     values = {"replicas.count": 2, "steps": 8}
-    summary = recorded(config(values), tmp_path)
+    summary = record(config(values), tmp_path)
+    with np.load(tmp_path / "trajectories.npz") as stored:
+        assert "matching_momenta" not in stored
     before = files(tmp_path)
-    assert "differs in steps" in refusal(recorded, config({**values, "steps": 10}), tmp_path)
-    assert recorded(config({**values, "log_every": 5, "checkpoint_every": 0}), tmp_path) == summary
+    assert "differs in steps" in refusal(record, config({**values, "steps": 10}), tmp_path)
+    assert record(config({**values, "log_every": 5, "checkpoint_every": 0}), tmp_path) == summary
     assert files(tmp_path) == before
 
 
@@ -241,11 +221,8 @@ INIT = {
     "groups": {},
     "sync": {"method.name": "sync"},
     "nodes": {**NODES, "method.name": "model_averaging"},
-    "groups in nodes": {
-        **NODES,
-        "method.name": "model_averaging+asynchronous",
-        "method.asynchronous.groups": 2,
-    },
+    "groups in nodes": NODES
+    | {"method.name": "model_averaging+asynchronous", "method.asynchronous.groups": 2},
 }
 
 
@@ -270,7 +247,6 @@ def test_a_run_starts_from_anothers_parameters(config, mnist, tmp_path, name, ro
 
 
 def test_started_from_another_it_resumes_from_its_own_start(config, tmp_path, stopped_at, files):
-    """Though the other has gone on since."""
     source, workdir = tmp_path / "source", tmp_path / "run"
     train(config({"steps": 20}), source)
     values = {"init_from": str(source), "seed": 1}
@@ -292,10 +268,7 @@ def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files)
     train(config(mnist), source)
     before = files(tmp_path)
     for values, expected in [
-        (
-            {**mnist, "model.hidden": (9,)},
-            "is float32[8, 10], this model's is float32[9, 10]",
-        ),
+        ({**mnist, "model.hidden": (9,)}, "is float32[8, 10], this model's is float32[9, 10]"),
         ({**mnist, "model.hidden": (8, 8)}, "this model's is "),
         ({}, "must be of the same model"),
     ]:
@@ -305,7 +278,7 @@ def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files)
     assert message.endswith("none: no checkpoint in it; give the workdir of a run")
     replicas = config({"init_from": str(source), "replicas.count": 2})
     assert "config.init_from: must be '' with config.replicas.count" in refusal(
-        recorded, replicas, tmp_path
+        record, replicas, tmp_path
     )
     (array, *_) = (source / "checkpoints" / "60").rglob("d/*")
     content = array.read_bytes()
@@ -318,7 +291,6 @@ def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files)
 
 
 def test_prepared_again_it_is_the_same_start(config, tmp_path):
-    """Other uses of a config's first parameters see them too."""
     train(config(), tmp_path)
     run = prepare(config({"init_from": str(tmp_path)}))
     assert prepare(config()).origin == {}

@@ -10,10 +10,10 @@ import pytest
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from optdyn.train import history
+from optdyn.train.trainer import train
 from optdyn.train.workdir import tag
 from tests.conftest import Event as Recorded
 from tests.conftest import _records
-from tests.train.runs import train
 
 
 @pytest.fixture
@@ -77,13 +77,13 @@ def test_hyperparameters_are_shown_once_in_the_one_event_file(config, tmp_path):
         for value in event.summary.value
         if value.metadata.plugin_data.plugin_name == "hparams"
     }
-    every = [value.tag for event in events for value in event.summary.value]
-    assert len(shown) == sum("hparams" in one for one in every) == 3
+    tags = [value.tag for event in events for value in event.summary.value]
+    assert len(shown) == sum("hparams" in one for one in tags) == 3
     values = shown["_hparams_/session_start_info"].session_start_info.hparams
     assert values["method.groups"].number_value == 4
     assert values["optimizer.learning_rate"].number_value == pytest.approx(0.1)
     metrics = {info.name.tag for info in shown["_hparams_/experiment"].experiment.metric_infos}
-    assert {"loss/train", "loss/test", "time/simulated_seconds"} <= metrics <= set(every)
+    assert {"loss/train", "loss/test", "time/simulated_seconds"} <= metrics <= set(tags)
 
 
 def test_every_logged_figure_has_a_group_and_a_name_of_its_own(config, tmp_path):

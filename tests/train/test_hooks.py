@@ -98,8 +98,8 @@ def test_the_meter_records_windows_and_reads_those_since_the_last_log_point(conf
     run = prepare(config({**values, "model.dimension": 4}))
     meter, asked, found = Meter(run, [{"step": 10}]), [], [{"implicit_momentum": 0.5}]
     monkeypatch.setattr(meter, "_read", lambda chunk, since: asked.append(since) or found[-1])
-    said = {name: [[1.0, 2, 3, 4]] for name in METERED}
-    meter.chunk(chunk_of(80, [1.0], metered=True, run=run, **said))  # of the second window
+    infos = {name: [[1.0, 2, 3, 4]] for name in METERED}
+    meter.chunk(chunk_of(80, [1.0], metered=True, run=run, **infos))  # of the second window
     meter.chunk(chunk_of(81, [1.0], run=run))
     meter.chunk(last := chunk_of(82, [1.0, math.nan], run=run, row={}))
     assert meter._rows.any(axis=(1, 2)).nonzero()[0].tolist() == [54] and asked == [10]
@@ -132,8 +132,8 @@ def test_workers_are_timed_where_an_epoch_ends(monkeypatch):
 
 def test_arrivals_are_recorded_with_the_times_that_there_are(tmp_path, monkeypatch):
     recorder, made = Recorder(tmp_path / "trace.csv", 0), []
-    monkeypatch.setattr(recorder, "append", lambda *told: made.append(("even", *told)))
-    monkeypatch.setattr(recorder, "append_raced", lambda *told: made.append(("raced", *told)))
+    monkeypatch.setattr(recorder, "append", lambda *given: made.append(("even", *given)))
+    monkeypatch.setattr(recorder, "append_raced", lambda *given: made.append(("raced", *given)))
     for chunk in (chunk_of(), chunk_of(0, [1.0]), chunk_of(1, [1, 1], **{SERVED: [0.1, 0.2]})):
         recorder.chunk(chunk)
     (first, line, one, seconds), (second, _, two, served) = made
@@ -208,7 +208,7 @@ def test_a_state_is_saved_where_it_is_due(chunk, saved):
 
 def test_the_line_shows_updates_that_were_made_and_are_finite():
     shown = []
-    watch = Watch(lambda: 0, lambda *said: shown.append(said))
+    watch = Watch(lambda: 0, lambda *line: shown.append(line))
     hook = hooks.ProgressHook(lambda: watch, [{"train_loss": 0.25}])
     for chunk in (chunk_of(), chunk_of(0, [1.0]), chunk_of(1, [math.nan])):
         hook.chunk(chunk)

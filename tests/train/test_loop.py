@@ -7,7 +7,7 @@ import pytest
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows
 from optdyn.train import single
-from optdyn.train.loop import METERED_CHUNK, initial_state, updates
+from optdyn.train.loop import CHUNK, METERED_CHUNK, initial_state, next_length, updates
 from optdyn.train.trainer import prepare
 
 STEPS = 60
@@ -28,10 +28,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_floats_do_not_depend_on_chunks(config, streaming):
-    run, rng = (
-        prepare(config({"data.streaming": streaming})),
-        np.random.default_rng(0),
-    )
+    run, rng = prepare(config({"data.streaming": streaming})), np.random.default_rng(0)
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
     assert len(losses) == STEPS
     for _ in range(3):
@@ -42,6 +39,11 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
         assert [c.step for c in chunks if c.n and c.step == c.next_stop] == stops
         assert chunks[0].n == 0
         assert [c.start for c in chunks[1:]] == [c.step for c in chunks[:-1]]
+
+
+def test_a_chunk_takes_about_a_second_and_is_twice_the_last_at_most():
+    lengths = [next_length(n, n, seconds) for n, seconds in ((4, 8.0), (4, 1.0), (4, 0.1), (1, 9))]
+    assert lengths == [1, 4, 8, 1] and next_length(CHUNK, CHUNK, 0.0) == CHUNK
 
 
 def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):

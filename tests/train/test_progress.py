@@ -201,7 +201,6 @@ def test_progress_is_no_reason_to_stop(monkeypatch, now, error, is_terminal):
 
 
 def test_what_takes_long_is_told(terminal, monkeypatch, now):
-    """On the line, and only if it does."""
     shown, line = terminal(80), Progress("run", 10)
 
     class Timer:

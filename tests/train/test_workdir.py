@@ -17,8 +17,9 @@ from optdyn.base.signals import ENDING, SAVING
 from optdyn.base.workdir_lock import LOCK
 from optdyn.train import hooks, loop
 from optdyn.train.checkpoints import SUMS, Checkpoints
+from optdyn.train.trainer import train
 from optdyn.train.workdir import claim
-from tests.train.runs import raise_at, train
+from tests.train.runs import raise_at
 from tests.train.runs import refusal as refused
 
 CHECKPOINT_EVERY = 20
@@ -81,13 +82,16 @@ def test_interrupted_and_resumed_is_whole(
 
 
 @pytest.mark.parametrize("removed, expected", [([], 40), (["40"], 20), (["40", "20"], 0)])
-def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, removed, expected):
+def test_it_goes_on_from_the_latest_checkpoint(
+    config, workdir, whole, scalars, rows, monkeypatch, removed, expected
+):
     for step in removed:
         shutil.rmtree(workdir / "checkpoints" / step)
     events, begun = loop.events_of, []
     monkeypatch.setattr(loop, "events_of", lambda *a: begun.append(a[1]) or events(*a))
-    train(config(), workdir)
+    assert_completes(config, workdir, whole, rows)
     assert begun[0] == expected
+    assert set(scalars(workdir)) == set(range(0, 61, 10))  # no log point is there twice
 
 
 def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, rows, request):
@@ -103,7 +107,6 @@ def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, row
 
 
 def test_asked_to_it_saves_and_goes_on(config, tmp_path, monkeypatch, rows):
-    """At the next update; killed after it, it goes on from there with all that the log sums up."""
     chosen = config({"method.name": "gossip"})
     whole = tmp_path / "whole", train(chosen, tmp_path / "whole")
     cut = tmp_path / "cut"
@@ -117,26 +120,25 @@ def test_asked_to_it_saves_and_goes_on(config, tmp_path, monkeypatch, rows):
     assert saved["sums"]["sent_bytes"] > 0
     again = train(chosen, cut)
     assert [start["at"] for start in again["starts"]] == [0, 1]
-    own = {"wall_seconds": 0, "starts": []}
-    assert again | own == whole[1] | own
+    of_start = {"wall_seconds": 0, "starts": []}
+    assert again | of_start == whole[1] | of_start
     assert rows(cut) == rows(whole[0])
 
 
 def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path, monkeypatch):
-    """Whatever came to the others, for all of them have a part in it."""
-    said = []
+    saves = []
 
     def agreed(value):
         if isinstance(value, tuple) and len(value) == 3:
-            said.append(value[2])
-            return (*value[:2], len(said) == 1)
+            saves.append(value[2])
+            return (*value[:2], len(saves) == 1)
         return value
 
     with monkeypatch.context() as patch:
         patch.setattr(hooks, "from_first", agreed)
         raise_at(patch, 30, signal.SIGUSR1)
         summary = train(config({"checkpoint_every": 0}), tmp_path)
-    assert sum(said) == 1 and not said[0]
+    assert sum(saves) == 1 and not saves[0]
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "60"}
     assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
 
@@ -147,31 +149,44 @@ def test_a_finished_run_is_left_as_it_is(config, whole, files):
     assert files(whole[0]) == before
 
 
-def test_another_configs_workdir_is_refused_and_left_as_it_is(config, workdir, files):
+OF_UPDATE_40 = "not what was saved at update 40: {path} ({size} of"
+UNREADABLE = "{path}: cannot be read"
+SPOILT = {  # {what is wrong: (file, its new bytes or None, words of the refusal)}
+    "gone": ("config.json", None, "holds a run but no config.json"),
+    **{
+        f"{name} {content}": (name, content, UNREADABLE if name.endswith("n") else OF_UPDATE_40)
+        for content in (b"", b'{"seed": ', b"[1]\n", b"\xff\xfe\n", b"nonsense\n")
+        for name in ("config.json", "summary.json", "metrics.jsonl")
+    },
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_spoilt_file_is_refused_and_left_as_it_is(config, workdir, files, case):
+    name, content, words = SPOILT[case]
+    path = workdir / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    before = files(workdir)
+    message = refusal(config(), workdir)
+    assert words.format(path=path, size=len(content or b"")) in message
+    if words == OF_UPDATE_40:
+        assert message.endswith(f"put that file back, or move {workdir} away to start again")
+    assert files(workdir) == before
+
+
+def test_a_workdir_of_another_config_or_of_fewer_keys_is_refused(config, workdir, files):
     before = files(workdir)
     message = refusal(config({"seed": 1, "optimizer.learning_rate": 0.3}), workdir)
     assert str(workdir) in message and "differs in optimizer.learning_rate, seed;" in message
     assert files(workdir) == before
-
-
-def test_a_run_without_its_config_is_refused(config, workdir, files):
-    (workdir / "config.json").unlink()
+    path = workdir / "config.json"
+    keys = json.loads(path.read_text())
+    del keys["cluster"]["overlap"]
+    path.write_text(json.dumps(keys))
     before = files(workdir)
-    assert "holds a run but no config.json" in refusal(config(), workdir)
-    assert files(workdir) == before
-
-
-@pytest.mark.parametrize("content", [b"", b'{"seed": ', b"[1]\n", b"\xff\xfe\n", b"nonsense\n"])
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
-def test_damaged_json_is_refused_and_left_as_it_is(config, workdir, files, name, content):
-    (workdir / name).write_bytes(content)
-    before = files(workdir)
-    message = refusal(config(), workdir)
-    if name == "metrics.jsonl":
-        assert f"not what was saved at update 40: {workdir / name} ({len(content)} of" in message
-        assert message.endswith(f"put that file back, or move {workdir} away to start again")
-    else:
-        assert f"{workdir / name}: cannot be read" in message
+    assert refused(train, config(), workdir) == f"{path} has no cluster.overlap"
     assert files(workdir) == before
 
 
@@ -181,25 +196,32 @@ def test_a_log_without_its_end_goes_back_to_the_checkpoint_that_it_reaches(
     path = workdir / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))  # updates 0 to 30
     assert_completes(config, workdir, whole, rows)
-    said = capsys.readouterr().err
-    assert f"not what was saved at update 40: {path} (" in said and "resuming at 20" in said
+    errors = capsys.readouterr().err
+    assert f"not what was saved at update 40: {path} (" in errors and "resuming at 20" in errors
 
 
 LAST = r"\d(?=\D*$)"
 
 
 @pytest.mark.parametrize(
-    "spoilt, digit",
-    [("metrics.jsonl", LAST), ("summary.json", r'(?<="train_loss": 0\.)\d'), ("crc32.json", LAST)],
+    "name, digit",
+    [
+        ("metrics.jsonl", LAST),
+        ("summary.json", r'(?<="train_loss": 0\.)\d'),
+        ("crc32.json", LAST),
+        ("summary.json", None),  # killed between the last checkpoint and the summary
+    ],
 )
 def test_a_finished_run_is_believed_if_its_files_are_as_it_left_them(
-    config, whole, tmp_path, rows, spoilt, digit
+    config, whole, tmp_path, rows, name, digit
 ):
     workdir = shutil.copytree(whole[0], tmp_path / "workdir")
-    path = workdir / spoilt
+    path = workdir / name
     before = path.read_text()
-    path.write_text(re.sub(digit, lambda found: str((int(found[0]) + 1) % 10), before))
-    assert path.read_text() != before
+    path.unlink()
+    if digit:
+        path.write_text(re.sub(digit, lambda found: str((int(found[0]) + 1) % 10), before))
+        assert path.read_text() != before
     assert_completes(config, workdir, whole, rows)
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["train_loss"] == whole[1]["train_loss"]
@@ -229,13 +251,12 @@ def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypat
 
 
 def test_what_a_checkpoint_vouches_for_is_on_the_disk_before(config, tmp_path, monkeypatch):
-    """And the folders that name it; the log is not synced at other times."""
     synced, fsync, replace = [], os.fsync, os.replace
 
     def where(descriptor):
         return str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))
 
-    monkeypatch.setattr(os, "fsync", lambda each: synced.append(where(each)) or fsync(each))
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(where(file)) or fsync(file))
     monkeypatch.setattr(
         os,
         "replace",
@@ -246,10 +267,8 @@ def test_what_a_checkpoint_vouches_for_is_on_the_disk_before(config, tmp_path, m
         folder = f"checkpoints/{step}"
         at = synced.index(f"-> {folder}/{SUMS}")
         before = synced[synced.index(f"{folder}/.run.json.part") - 4 : at]
-        held = {f"{folder}/{SUMS}", "metrics.jsonl", ".", "checkpoints", folder}
-        assert {f"{folder}/.{SUMS}.part", f"{folder}/default", *held - {f"{folder}/{SUMS}"}} <= {
-            *before
-        }
+        folders = {".", "checkpoints", folder, f"{folder}/default"}
+        assert {"metrics.jsonl", f"{folder}/.{SUMS}.part", *folders} <= {*before}
         assert synced[at + 1] == folder
     assert synced.count("metrics.jsonl") == 3 + 1  # the last before the sums of the ended run
     assert synced.index("-> crc32.json") < synced.index("-> summary.json")
@@ -267,17 +286,10 @@ def test_unwritable_workdirs(config, tmp_path, files):
 
 @pytest.mark.parametrize("kept", [0, 1, -1])
 def test_a_torn_last_line_is_dropped_and_logged_again(config, workdir, whole, scalars, kept, rows):
-    """Wherever it is torn, at the step that is resumed from or later."""
     path = workdir / "metrics.jsonl"
     content = path.read_bytes()
     last = content.rindex(b"\n", 0, -1) + 1
     path.write_bytes(content[: last + kept if kept >= 0 else -1])
-    assert_completes(config, workdir, whole, rows)
-    assert set(scalars(workdir)) == set(range(0, 61, 10))
-
-
-def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, whole, scalars, rows):
-    shutil.rmtree(workdir / "checkpoints" / "40")
     assert_completes(config, workdir, whole, rows)
     assert set(scalars(workdir)) == set(range(0, 61, 10))
 
@@ -296,7 +308,6 @@ def test_log_points_after_the_checkpoint_are_not_there_twice(config, workdir, wh
 def test_a_checkpoint_is_written_at_the_next_log_point(
     config, whole, tmp_path, rows, monkeypatch, log_every, checkpoint_every, expected
 ):
-    """Whatever the two intervals are; from the last but one it goes on to the same floats."""
     saved, save = [], Checkpoints.save
     monkeypatch.setattr(
         Checkpoints, "save", lambda self, step, state: saved.append(step) or save(self, step, state)
@@ -311,14 +322,7 @@ def test_a_checkpoint_is_written_at_the_next_log_point(
     assert rows(tmp_path) == logged
 
 
-def test_killed_between_the_last_checkpoint_and_the_summary(config, whole, tmp_path, rows):
-    workdir = shutil.copytree(whole[0], tmp_path / "workdir")
-    (workdir / "summary.json").unlink()
-    assert_completes(config, workdir, whole, rows)
-
-
 def test_killed_while_writing(config, workdir, whole, rows):
-    """What stands aside, half written, is neither read nor left behind."""
     for name in ("metrics.jsonl", "summary.json"):
         (workdir / f".{name}.part").write_text('{"st')
     tmp = shutil.copytree(
@@ -347,7 +351,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_refused_file_by_file(config, workdir, whole, files, damage, rows):
-    """One line that says which folder; nothing is changed; without that folder the run goes on."""
     folder = workdir / "checkpoints" / "40"
     intact = files(workdir)
     names = [name for name in files(folder) if (name, damage) != (SUMS, "removed")]
@@ -409,13 +412,13 @@ def test_two_states_may_have_a_field_of_the_same_name(tmp_path):
 
 def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
     more = some_state(errors=(np.ones(2),))
-    for name, held, like, said in [
+    for name, state, like, words in [
         ("fewer", some_state(), more, "it has no errors.0"),
         ("more", more, some_state(), "errors.0 is not of this run"),
     ]:
         (tmp_path / name).mkdir()
-        saved(tmp_path / name, held)
-        with pytest.raises(WorkdirError, match=said):
+        saved(tmp_path / name, state)
+        with pytest.raises(WorkdirError, match=words):
             restored(tmp_path / name, like)
 
 
@@ -437,13 +440,3 @@ def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):
 def test_arrays_are_written_whole(tmp_path):
     write_npz(tmp_path / "a.npz", {"x": [1.0, 2.0]})
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-
-
-def test_a_config_that_lacks_a_key_is_refused(config, workdir, files):
-    path = workdir / "config.json"
-    held = json.loads(path.read_text())
-    del held["cluster"]["overlap"]
-    path.write_text(json.dumps(held))
-    before = files(workdir)
-    assert refused(train, config(), workdir) == f"{path} has no cluster.overlap"
-    assert files(workdir) == before

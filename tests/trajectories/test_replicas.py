@@ -173,7 +173,6 @@ def small(config, tmp_path_factory):
 
 @pytest.mark.parametrize("block, part", [(1, 2), (2, 4), (16, 16)])
 def test_blocks_and_parts_do_not_matter(config, small, tmp_path, monkeypatch, block, part):
-    """Neither need divide the number of replicas."""
     monkeypatch.setattr(replicas, "PART", part)
     record(config({**SMALL, "replicas.block": block}), tmp_path)
     stored = arrays(tmp_path)
@@ -279,17 +278,7 @@ def test_a_damaged_part_is_recorded_again(config, small, tmp_path, monkeypatch):
         np.testing.assert_array_equal(array, small[name])
 
 
-def test_a_finished_recording_is_left_as_it_is(config, tmp_path, files):
-    chosen = config({**SMALL, "replicas.matching": ()})
-    summary = record(chosen, tmp_path)
-    before = files(tmp_path)
-    assert record(chosen, tmp_path) == summary
-    assert files(tmp_path) == before
-    assert "matching_momenta" not in arrays(tmp_path)
-
-
 def test_one_compilation_serves_all_replicas(config, small, tmp_path):
-    """Seeds, arrivals and learning rates are data; so are the momenta that are matched."""
     chosen = config(
         {**SMALL, "seed": 3, "optimizer.learning_rate": 0.02, "cluster.speeds": (1, 2, 3)}
     )

@@ -19,14 +19,8 @@ METHODS = {
     "sync": {"method.name": "sync"},
     "asynchronous": {"method.groups": 3, "cluster.nodes": 3},
     "dynamic_batch": {"method.name": "dynamic_batch", "cluster.nodes": 2},
-    "local": {
-        "method.name": "local",
-        "model.name": "resmlp",
-        "model.blocks": 2,
-        "model.width": 4,
-        "cluster.nodes": 1,
-        "cluster.service.name": "constant",
-    },
+    "local": {"method.name": "local", "cluster.nodes": 1, "cluster.service.name": "constant"}
+    | {"model.name": "resmlp", "model.blocks": 2, "model.width": 4},
 }
 
 
@@ -66,13 +60,12 @@ def test_a_recording_is_of_the_run_itself(
         for independent, found in ((False, -recorded.raw_steps), (True, recorded.gradients)):
             numbers = batches(chosen, 60, 0, 1, independent)[0]
             first = {k: v[numbers] for k, v in run.data.train.items()}
-            own = sketched(gradient(run.params, first), run.params)
-            np.testing.assert_allclose(found[0], own, atol=1e-5)
+            expected = sketched(gradient(run.params, first), run.params)
+            np.testing.assert_allclose(found[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("inner", ["", "+asynchronous"])
 def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner):
-    """The mean over the nodes of what each does by itself, without the merges."""
     chosen = config(
         {
             **mnist,
