@@ -89,7 +89,7 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
     run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
     for chunk in loop.updates(run, loop.initial_state(run), 0, stops):
-        chunk.make()
+        chunk.compute()
         if chunk.step in stops and chunk.n:
             theta.append(_flat(chunk.state.state.outer[0][0])[:DIMENSION])
     return np.array(theta)

@@ -264,7 +264,7 @@ def config(name):
 
 def trained(run, updates):
     for chunk in loop.updates(run, loop.initial_state(run), 0, [updates]):
-        chunk.make()
+        chunk.compute()
     return chunk.state.params
 
 

@@ -62,7 +62,7 @@ def begun(config):
     run = prepare(config({"probes.noise_scale": True}))
     state = run.program.layout.put_state(run.program.init(run.params))
     chunk = next(updates(run, state, 0, [STEPS]))
-    chunk.make()
+    chunk.compute()
     return chunk, shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)[
         1:
     ]

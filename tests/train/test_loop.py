@@ -17,7 +17,7 @@ def made(run, stops, lengths, **more):
     """All chunks, each of as many updates as its length says, their losses, and the state."""
     chunks = []
     for chunk in updates(run, initial_state(run), 0, stops, **more):
-        chunk.make(next(lengths))
+        chunk.compute(next(lengths))
         chunks.append(chunk)
     return chunks, np.concatenate([chunk.infos["loss"] for chunk in chunks]), chunk.state
 
@@ -50,13 +50,13 @@ def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
     run = prepare(config())
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
     for chunk in updates(run, initial_state(run), 0, [7, 23, STEPS]):
-        chunk.make()
+        chunk.compute()
         if chunk.step == 23:
             break
     assert_same(chunk.state, made(run, [23], iter(lambda: 256, None))[2])
     begun, later = chunk.state, []
     for chunk in updates(run, begun, 23, [STEPS]):
-        chunk.make(5)
+        chunk.compute(5)
         later.append(chunk.infos["loss"])
     np.testing.assert_array_equal(np.concatenate(later), losses[23:])
     assert_same(chunk.state, state)

@@ -136,7 +136,7 @@ def seconds_per_update(run: trainer.Run) -> float:
     length, done, seconds = 1, 0, 0.0
     while seconds < TIMED_SECONDS:
         for chunk in updates(run, initial_state(run), 0, [len(run.timeline.seconds)]):
-            chunk.make(length)
+            chunk.compute(length)
             if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
                 seconds += time.monotonic() - chunk.requested

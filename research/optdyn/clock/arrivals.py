@@ -1,4 +1,4 @@
-"""Compute groups that arrive independently: the queue of their deliveries, event by event.
+"""Arrivals of compute groups: free, waiting, absent, or in a queue for a server or for cores.
 
 Arrivals at the same second, which constant services have, are in the order of the groups, however
 sums are rounded. Groups that wait for nothing are renewal processes, whose times are merged as
@@ -30,10 +30,10 @@ SPARE = 16  # services drawn beyond what a group is likely to need
 
 
 class Queue:
-    """Events (seconds, group, ...) in order; those of one second, within `rounding`, by group."""
+    """Events (seconds, group, ...) in order; those of one second, within `tolerance`, by group."""
 
-    def __init__(self, events: list[tuple], rounding: float):
-        self._heap, self._rounding = events, rounding
+    def __init__(self, events: list[tuple], tolerance: float):
+        self._heap, self._tolerance = events, tolerance
         self._simultaneous = list[tuple]()  # those of one second, the next of them last
         heapq.heapify(self._heap)
 
@@ -50,14 +50,14 @@ class Queue:
         heapq.heappush(self._heap, event)
 
     def pop(self) -> tuple:
-        if not self._rounding:
+        if not self._tolerance:
             return heapq.heappop(self._heap)
         if not self._simultaneous:
             events = [heapq.heappop(self._heap)]
-            end = events[0][0] * (1 + self._rounding)
+            end = events[0][0] * (1 + self._tolerance)
             while self._heap and self._heap[0][0] <= end:
                 events.append(heapq.heappop(self._heap))
-            seconds = [event[0] for event in events]  # stay in order, whosever each of them was
+            seconds = [event[0] for event in events]  # keep their order, and groups take them
             by_group = sorted(event[1:] for event in events)
             pairs = zip(seconds, by_group, strict=True)
             self._simultaneous = [(second, *event) for second, event in pairs][::-1]
@@ -72,11 +72,12 @@ class Queue:
 
 
 class Work(NamedTuple):
-    """The mean seconds of the services of each group; services that differ take turns.
+    """The mean seconds of a service of each group.
 
-    `compute`, (groups, k), or (n, k) of each group: seconds of each worker, the slowest of which
-    counts. `exchange`, (groups,), or (n,) of each: seconds of messages, of which `overlap`, the
-    last fraction of the computing, hides a part.
+    `compute`, (groups, k): seconds of each of a group's k workers, of whose draws the slowest
+    counts. `exchange`, (groups,): seconds of messages, of which `overlap`, the last fraction of the
+    computing, hides a part. A group with n kinds of services, (n, k) and (n,), has them in a cycle;
+    only `renewal_arrivals` knows of these.
     """
 
     compute: np.ndarray | Sequence[np.ndarray]
@@ -148,8 +149,8 @@ def renewal_arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
 
 
 ALWAYS_THERE = Availability()
-MOST_ABSENCES = 100  # an arrival
-MOST_DROPPED = 1000  # services an arrival
+MOST_ABSENCES = 100  # of an update, and of each group, before it is an error
+MOST_DROPPED = 1000  # services of a delivery, and of each group, likewise
 DELIVERY, SERVED, RESTART, RETURN = range(4)  # kinds of events
 
 
@@ -162,7 +163,11 @@ class Absences:
         self.past = list[tuple[int, float, float]]()  # group, since when, until when
 
     def interrupt(self, group: int, now: float, end: float, updates: int) -> float | None:
-        """Returns when the group is back, if it leaves before `end`. Raises `TimelineError`."""
+        """Returns when the group is back, if an absence cuts its service from `now` to `end`.
+
+        An absence that began while the group waited counts, one that is over by `now` does not.
+        Raises `TimelineError` if groups are hardly there.
+        """
         rng = self._streams[group]
         while self._leaves[group] <= end:
             left = self._leaves[group]
@@ -183,20 +188,22 @@ def simulate_queue(
     groups: int,
     steps: int,
     next_service: Callable[[int, float], float],
-    rounding: float,
+    tolerance: float,
     policy: Policy = FREE_RUNNING,
     limits: Sequence[float] = (),
     absences: Absences | None = None,
-    serving: Iterable[float] | None = None,
+    server_seconds: Iterable[float] | None = None,
     cores: float | None = None,
 ) -> Timeline:
     """Returns the first `steps` updates of groups that all begin at second 0.
 
-        next_service  (group, now) -> seconds of the service that begins now
-        limits        (groups,) seconds; a longer service is dropped, and the group begins again
-        absences      a group leaves, loses its work, and reads the newest version when it is back
-        serving       the server's seconds at one arrival after the other; then the update is made
-        cores         groups at work, and the server, share the cores of one machine evenly
+        next_service    (group, now) -> seconds of the service that begins now
+        tolerance       events within this share of the earliest are of one second
+        limits          (groups,) seconds; a longer service is dropped, and the group begins again
+        absences        a group leaves, loses its work, and reads the newest version when it is back
+        server_seconds  the server's, one for each delivery; then the update is made
+        cores           groups at work, and the server, share one machine's cores evenly: events are
+                        in virtual time, as if each had a core, and the clock goes more slowly
 
     An event takes O(log groups). Raises `TimelineError` if groups hardly deliver.
     """
@@ -216,20 +223,19 @@ def simulate_queue(
                 return back, group, RETURN
         return now + seconds, group, DELIVERY
 
-    queue = Queue([begin(group, 0.0) for group in range(groups)], rounding)
-    server, server_seconds = deque[tuple[float, int, int]](), iter(serving or ())
+    queue = Queue([begin(group, 0.0) for group in range(groups)], tolerance)
+    at_server, services = deque[tuple[float, int, int]](), iter(server_seconds or ())
     server_free = 0.0  # when the server has dealt with all earlier arrivals
-    # `second` is time as if each had a core to itself; `clock` is the time that passes.
-    second = clock = 0.0
+    virtual_now = clock = 0.0
     while order.updates < steps:
-        at_work = len(queue) + bool(server) if cores else 0
-        is_served = server and server[0][0] <= queue.second
-        now, group, kind = server.popleft() if is_served else queue.pop()
-        clock = clock + (now - second) * max(1.0, at_work / cores) if cores else now
-        second, readers = now, [group]
-        if kind == DELIVERY and serving is not None:
-            server_free = max(server_free, now) + next(server_seconds)
-            server.append((server_free, group, SERVED))
+        at_work = len(queue) + bool(at_server) if cores else 0
+        is_served = at_server and at_server[0][0] <= queue.second
+        now, group, kind = at_server.popleft() if is_served else queue.pop()
+        clock = clock + (now - virtual_now) * max(1.0, at_work / cores) if cores else now
+        virtual_now, starting = now, [group]
+        if kind == DELIVERY and server_seconds is not None:
+            server_free = max(server_free, now) + next(services)
+            at_server.append((server_free, group, SERVED))
             continue
         if kind == RETURN:
             order.begin(group, away.pop(group).batch)
@@ -242,13 +248,13 @@ def simulate_queue(
                     f"begun again {dropped:,} times and hardly deliver"
                 )
         else:
-            _, _, readers, is_dropped = order.arrive(group, clock)
+            _, _, starting, is_dropped = order.arrive(group, clock)
             delivered += not is_dropped
-            if order.drops_others and len(readers) > 1:
-                queue.drop(set(readers))
-        for reader in readers:
-            queue.push(begin(reader, now))
-    return line._replace(batch=None)  # batches are of updates here, not of readers
+            if order.drops_others and len(starting) > 1:
+                queue.drop(set(starting))
+        for other in starting:
+            queue.push(begin(other, now))
+    return line._replace(batch=None)  # batches are numbered by update, not by who reads
 
 
 def service_seconds(
@@ -296,10 +302,10 @@ def queued_arrivals(
         limits = (policy.allotted * work.means().max(axis=1)).tolist()
     if availability.presence and not absences:
         absences = Absences(seed, groups, availability)
-    serving = repeat(availability.sending) if availability.sending else None
+    sending = repeat(availability.sending) if availability.sending else None
     next_service = service_seconds(seed, law, work, steps, availability.load)
     return simulate_queue(
-        groups, steps, next_service, rounding(law), policy, limits, absences, serving
+        groups, steps, next_service, rounding(law), policy, limits, absences, sending
     )
 
 
@@ -343,26 +349,32 @@ def omnivore_arrivals(
     computing = law(conv_stream, (services, k)).max(axis=1) * conv_seconds(pieces, k)
     computing += law(fc_stream, (services,)) * own_seconds
     server_seconds = law(server_stream, (steps,)) * server_mean
-    remaining, serving = iter(computing.tolist()), chain(server_seconds.tolist(), repeat(0.0))
-    line = simulate_queue(groups, steps, lambda *_: next(remaining), rounding(law), serving=serving)
+    # What arrives after the last update does not count, however long the server takes for it.
+    remaining, served = iter(computing.tolist()), chain(server_seconds.tolist(), repeat(0.0))
+    line = simulate_queue(
+        groups, steps, lambda *_: next(remaining), rounding(law), server_seconds=served
+    )
     return from_arrivals(line.worker, line.seconds, groups), server_seconds
 
 
 def shared_cores(
-    seed: int, law: Draw, work: Work, serving: np.ndarray | float, cores: float, steps: int
+    seed: int, law: Draw, work: Work, server: np.ndarray | float, cores: float, steps: int
 ) -> Timeline:
     """Returns the first `steps` updates of workers that share cores with their server.
 
-        dv/dt = min(1, C / k)      the work that each of k at work gets done in a second
+        dv/dt = min(1, C / n)      the work that each of n at work gets done in a second
 
-    k are the workers that compute, and the server where a message waits. A machine of C `cores`
-    divides them evenly (processor sharing). Memory bounds C likewise: where a core at work moves b
-    bytes a second and the memory B in all, C = min(cores, B / b). C is positive, or infinite.
-    `serving`: the server's seconds at an update on a free machine, or (steps,).
+    n counts the workers that compute, and one more while the server has any message. A machine of C
+    `cores` divides them evenly (processor sharing). Memory bounds C likewise: where a core at work
+    moves b bytes a second and the memory B in all, C = min(cores, B / b). C is positive, or
+    infinite.
+    `server`: its seconds at an update on a free machine, or (steps,).
     """
     groups, next_service = len(work.compute), service_seconds(seed, law, work, steps)
-    served = chain(np.broadcast_to(serving, steps).tolist(), repeat(0.0))
-    line = simulate_queue(groups, steps, next_service, rounding(law), serving=served, cores=cores)
+    served = chain(np.broadcast_to(server, steps).tolist(), repeat(0.0))
+    line = simulate_queue(
+        groups, steps, next_service, rounding(law), server_seconds=served, cores=cores
+    )
     return from_arrivals(line.worker, line.seconds, groups)
 
 
@@ -387,8 +399,8 @@ def compute_groups(
     `message_bytes` or `update_bytes`, and reads `update_bytes` of parameters, behind the fraction
     `overlap` of its computing. With `cluster.pieces` groups queue for a server
     (`omnivore_arrivals`) instead. The timeline of a race is blank: the race fills it. `replicas` >
-    0 gives arrays (replicas, steps): consecutive windows of one long timeline, each starting from
-    version 0 in every slot.
+    0 gives arrays (replicas, steps): consecutive windows of one long timeline, each of which begins
+    with all parameters of version 0.
     """
     count = max(replicas, 1) * steps
     work = group_work(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)

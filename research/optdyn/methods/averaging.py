@@ -4,10 +4,11 @@
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's parameters, of each message
 
-With merging 'correct' the last line is x <- theta + (x - x(sent)), which keeps all that a node did
-meanwhile (CO2; LOSCAR-SGD, arXiv 2605.20866). As in streaming DiLoCo (arXiv 2501.18512) the rule
-holds for each fragment of the parameters, of which at most one message is in flight. Over a graph
-(`gossip.py`) the mean is over a node's neighbours, and nodes have different theta.
+Without an outer optimizer theta is that mean and is not kept. With merging 'correct' the last line
+is x <- theta + (x - x(sent)), which keeps all that a node did meanwhile (CO2; LOSCAR-SGD, arXiv
+2605.20866). As in streaming DiLoCo (arXiv 2501.18512) the rule holds for each fragment of the
+parameters, of which at most one message is in flight. Over a graph (`gossip.py`) the mean is over a
+node's neighbours, and nodes have different theta.
 
 `Outer` is the rule of all methods but `eager`. A `Meeting` says when nodes send and receive, and
 `clock.meetings.meeting_seconds` makes seconds of it.
@@ -147,11 +148,11 @@ class OuterState(NamedTuple):
 class Outer:
     """The rule of a node (one device over the axis `node`) around its `inner` rule.
 
-    `event.plan` is a `Meeting`, which differs between nodes in its `inner` only. The outer
-    optimizer gets the hyperparameters `plan.outer` beside those of the event; `error_decay` among
-    them decays what messages left out. `weights(waited)` is (w, v), unused if merges correct.
-    `plan.states`, if there, says which moments are averaged. Only `_exchange` reaches other nodes,
-    and `_merge` if it averages optimizers' states.
+    `event.plan` is a `Meeting`, the same for all nodes but for `inner`, the plan of a node's own
+    devices. The outer optimizer gets the hyperparameters `plan.outer` beside those of the event;
+    `error_decay` among them decays what messages left out. `weights(waited)` is (w, v), unused if
+    merges correct. `plan.states`, if there, says which moments are averaged. Only `_exchange`
+    reaches other nodes, and `_merge` if it averages optimizers' states.
     """
 
     inner: Rule
@@ -167,8 +168,10 @@ class Outer:
         split = SplitStep(
             self.update, self.message, self.on_receive, self.merge_received, self.fragments
         )
-        is_sum = not (self.messages.compression or self.corrects or self.inner_state == "averaged")
-        return Rule(self.init, self.step, split if is_sum else None)
+        can_split = not (
+            self.messages.compression or self.corrects or self.inner_state == "averaged"
+        )
+        return Rule(self.init, self.step, split if can_split else None)
 
     @cached_property
     def outer_optimizer(self) -> optax.GradientTransformationExtraArgs | None:
@@ -194,12 +197,12 @@ class Outer:
         send, receive, waited = self._schedule(event)
         pairs = zip(self._fragments(after.params), receive & (waited == 0), strict=True)
         sizes = [self.messages.size(part, blocking) for part, blocking in pairs]
-        sent = jnp.where(send, jnp.stack(sizes), 0.0).sum() * _message_count(event.plan)
+        sent_bytes = jnp.where(send, jnp.stack(sizes), 0.0).sum() * _message_count(event.plan)
         if self.inner_state == "averaged":
             due = zip(self._moments_due(event), moments(after.opt_state), strict=True)
             for is_due, floats in due:
-                sent += jnp.where(is_due, size(floats), 0.0)
-        return state._replace(inner=after), add_sent_bytes(info, sent)
+                sent_bytes += jnp.where(is_due, size(floats), 0.0)
+        return state._replace(inner=after), add_sent_bytes(info, sent_bytes)
 
     def message(self, state: OuterState, fragment: int, blocking: bool) -> jax.Array:
         part = self._fragments(state.params)[fragment]
@@ -234,8 +237,10 @@ class Outer:
         decay = dict(event.plan.outer).get("error_decay")
         total = partial(self.messages.total, to=event.plan.to, decay=decay)
 
-        def exchange_fragment(send: jax.Array, before: Params, *parts: Tree) -> tuple[Params, Tree]:
-            return lax.cond(send, total, lambda x, theta, errors, _: (before, errors), *parts)
+        def exchange_fragment(
+            send: jax.Array, earlier: Params, *parts: Tree
+        ) -> tuple[Params, Tree]:
+            return lax.cond(send, total, lambda x, theta, errors, _: (earlier, errors), *parts)
 
         x, present = state.params, event.plan.present
         if present is not None:
@@ -254,8 +259,8 @@ class Outer:
         ]
         return state._replace(sent=join_fragments(newest))
 
-    def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
-        """Merges the received fragments; `before` is what was in flight before this update."""
+    def _merge(self, state: OuterState, event: Event, earlier: Params) -> OuterState:
+        """Merges the received fragments; `earlier` was in flight before this update."""
         _, receive, waited = self._schedule(event)
         merge = partial(self._merge_fragment, {**event.hyper, **dict(event.plan.outer)})
 
@@ -264,7 +269,7 @@ class Outer:
 
         after, cut = state.inner, self._fragments
         sent = cut(state.sent) if self.corrects else ((),) * self.fragments
-        parts = cut(after.params), state.outer, cut(before), cut(state.in_flight), waited, sent
+        parts = cut(after.params), state.outer, cut(earlier), cut(state.in_flight), waited, sent
         x, theta = zip(*map(merge_if_received, receive, *parts), strict=True)
         if self.inner_state == "averaged":
             mean = self.messages.collectives.mean
@@ -284,18 +289,21 @@ class Outer:
         hyper: Hyper,
         x: Params,
         theta: Tree,
-        before: Params,
-        now: Params,
+        earlier: Params,
+        new: Params,
         waited: jax.Array,
         sent: Params,
     ) -> tuple[Params, Tree]:
-        """Returns x and theta after the merge of `before` if that `waited`, else of `now`."""
+        """Returns x and theta after the merge of a sum over the nodes.
+
+        That is the sum sent `earlier` if waited > 0, else the `new` one, sent after this update.
+        """
         nodes = lax.axis_size("node")
 
-        def received(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
-            return jnp.where(waited > 0, before, now).astype(x.dtype)
+        def received(x: jax.Array, earlier: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.where(waited > 0, earlier, new).astype(x.dtype)
 
-        total = jax.tree.map(received, x, before, now)
+        total = jax.tree.map(received, x, earlier, new)
         if self.outer_optimizer:
             center, opt_state = theta
             gap = jax.tree.map(lambda center, total: center - total / nodes, center, total)
@@ -330,9 +338,9 @@ def meeting_schedule(
     """Returns when nodes send and receive each fragment, (steps, fragments).
 
     After each of the first `synchronous` updates, and after the last, all fragments are sent and
-    received at once. In between, fragment q is sent after update q H / fragments, rounded down, and
-    then every H = `period` updates, and received `delay` updates later. What would arrive with the
-    last update or later is not sent.
+    received at once. In between, counted from the end of the synchronous updates, fragment q = 0,
+    1, ... is sent after updates k H + floor(q H / fragments) > 0, H = `period`, and received
+    `delay` updates later. What would arrive with the last update or later is not sent.
     """
     send, waited = np.zeros((steps, fragments), bool), np.zeros((steps, fragments), np.int32)
     receive = np.zeros_like(send)
@@ -453,7 +461,10 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return meeting._replace(outer=outer_schedule(self, self.mean_hyper, steps, first) or ())
 
     def moment_schedule(self, meeting: Meeting) -> np.ndarray | None:
-        """Returns whether first and second moments are averaged, (steps, 2); None: whenever met."""
+        """Returns whether first and second moments are averaged, (steps, 2); None: at each meeting.
+
+        Updates without a meeting average nothing, whatever it says of them.
+        """
         return None
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -545,7 +556,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         yield Join("optimizer.name", bases, reason + "is no basis")
         if not setup.cluster.presence:
             return
-        streaming = {
+        not_with_presence = {
             "method.delay": self.delay,
             "method.mixing": self.mixing,
             "method.compression": self.compression,
@@ -555,7 +566,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             "method.inner_state": averages,
             "parallel.api": setup.parallel.api == "overlap",
         }
-        for key, wrong in streaming.items():
+        for key, wrong in not_with_presence.items():
             yield Join(key, wrong, "must be the default with config.cluster.presence")
 
     def why_no_overlap(self) -> str:
@@ -735,7 +746,7 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
 
         D_i     = theta_i - x_i                 every H updates, of P nodes; it is sent, and arrives
                                                 one meeting later
-        G_i     = 1/P D_i + 1/P sum_{j != i} D_j(the meeting before)
+        G_i     = 1/P D_i + 1/P sum_{j != i} D_j(the meeting before; 0 at the first)
         m_i     <- mu m_i + G_i
         theta_i <- theta_i - eta (G_i + mu m_i)   x_i <- theta_i
 
@@ -753,6 +764,7 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         cluster, steps, size = inputs.setup.cluster, inputs.setup.steps, inputs.update_bytes
         local = nodes.local_times(inputs, methods, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)
+        # A meeting receives what the one before sent, and nodes wait for that alone.
         waited = np.where(meeting.send, np.int32(self.period), np.int32(0))
         meeting = meeting._replace(
             waited=waited, outer=outer_schedule(self, DiLoCo.mean_hyper, steps)

@@ -118,15 +118,15 @@ def train(
         length = 1
         while chunks:
             started, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
-            events = {i: chunk.events(n) for i, chunk in chunks.items()}
-            spare = next(iter(events.values()))
-            inputs = _stack_numpy([events.get(i, spare) for i in run_of_lane])
-            states, infos = advance(states, examples, *inputs, n)
-            of_lanes = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
+            inputs = {i: chunk.inputs(n) for i, chunk in chunks.items()}
+            spare = next(iter(inputs.values()))
+            of_lanes = _stack_numpy([inputs.get(i, spare) for i in run_of_lane])
+            states, infos = advance(states, examples, *of_lanes, n)
+            logged = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
             length = loop.next_length(length, n, time.monotonic() - started)
             for i, chunk in chunks.items():
                 chunk.state = Lane(states, lane_of_run[i])
-                chunk.infos = {name: leaf[lane_of_run[i]] for name, leaf in of_lanes.items()}
+                chunk.infos = {name: leaf[lane_of_run[i]] for name, leaf in logged.items()}
                 latest[i] = loop.next_or_result(trainings[i])
             chunks = {i: chunk for i, chunk in enumerate(latest) if isinstance(chunk, Chunk)}
     return [summary for summary in latest if not isinstance(summary, Chunk)]

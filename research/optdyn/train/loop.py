@@ -1,10 +1,11 @@
 """The one loop over a run's updates, and the hooks that are called after each chunk of them.
 
-    x_{t+1} = step(x_t, event_t, batch_t)          t = step, step + 1, ...
+    x_{t+1} = rule.step(x_t, event_t, batch_t)          t = start, start + 1, ...
 
-Who iterates over `updates` computes each chunk before asking for the next: on the run's own devices
-(`Chunk.make`), as one program with other runs (`batched_runs.py`), or by real workers
-(`race/race.py`). Hooks log, save and stop.
+`updates` plans chunks of updates and computes none. Whoever asks for a chunk computes it, and sets
+its `state` and `infos`, before asking for the next: on the run's own devices (`Chunk.compute`), as
+one program with other runs (`batched_runs.py`), or by real workers (`race/race.py`). Hooks log,
+save and stop.
 """
 
 import contextlib
@@ -33,15 +34,15 @@ METERED_CHUNK = 64  # updates of a window handed to the device at a time: they r
 
 @dataclass(eq=False)
 class Chunk:
-    """Up to `n` updates in a row; who computes them sets `state` and `infos` to the results."""
+    """Up to `n` updates in a row; who computes some of them sets `state` and `infos`."""
 
-    run: Run  # with as much of its timeline as is decided
+    run: Run  # its timeline may grow as rows are logged
     start: int  # updates that the state has had before
     n: int  # 0: only compile
-    next_stop: int  # the step at which chunks end next
+    next_stop: int  # the next stop, at this chunk's end or after it
     state: Tree  # on the program's devices, in its layout
     examples: Tree  # in the same layout: `Examples`, and a pair of them for the momentum meter
-    events: Callable[[int], tuple[Event, Tree]]  # the first so many, as `advance` takes them
+    inputs: Callable[[int], tuple[Event, Tree]]  # n -> events and batches of n updates, padded
     requested: float  # when it was asked for, by `time.monotonic`
     metered: bool = False  # whether `infos` have what the momentum meter needs
     infos: Mapping[str, np.ndarray] = field(default_factory=dict)  # of the updates done, (m,)
@@ -70,12 +71,12 @@ class Chunk:
         """Returns the parameters after the updates, a tree of arrays."""
         return self.full_state.params
 
-    def make(self, most: int = CHUNK) -> None:
+    def compute(self, most: int = CHUNK) -> None:
         """Computes the first `most` of the updates on the run's own devices."""
         program, n = self.run.program, min(self.n, most)
         layout = program.metered if self.metered else program.layout
         assert layout
-        self.state, infos = layout.advance(self.state, self.examples, *self.events(n), n)
+        self.state, infos = layout.advance(self.state, self.examples, *self.inputs(n), n)
         self.infos = {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
 
 
@@ -88,27 +89,29 @@ def updates(
     windows: Windows | None = None,
     feed: Feed | None = None,
 ) -> Iterator[Chunk]:
-    """Yields the run's updates from `step` to the last of the `stops`, in chunks that end at stops.
+    """Yields the run's updates from `step` to the last of the `stops`; no chunk crosses a stop.
 
-    The first chunk is empty, so that everything is compiled with it; at least one follows. The
-    state is donated. With a `log`, to which the caller appends rows, a chunk also ends where its
-    rows decide the timeline no further. Updates in `windows` are metered.
+    The first chunk is empty, so that its program is compiled; one more follows at least. The state
+    is donated. Where the timeline depends on the rows of the `log`, which the caller appends, a
+    chunk ends where they determine it no further. Updates in `windows`, the spans that the momentum
+    meter measures, get a second batch.
     """
     feed, second_feed = feed or feed_of(run), feed_of(run)
 
-    def next_chunk(state: State, step: int, decided: int) -> Chunk:
+    def next_chunk(state: State, step: int, needed: int) -> Chunk:
         nonlocal run
-        run = run if log is None else extend_timeline(run, decided, log)
+        run = run if log is None else extend_timeline(run, needed, log)
         stop = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
-        requested, block = time.monotonic(), feed(decided, batches_of(run))
+        requested, block = time.monotonic(), feed(needed, batches_of(run))
         end = min(stop, block.stop, step + CHUNK, windows.until(step) if windows else stop)
-        events = partial(events_of, run, step, block)
-        chunk = Chunk(run, step, end - step, stop, state, block.examples, events, requested)
+        inputs = partial(events_of, run, step, block)
+        chunk = Chunk(run, step, end - step, stop, state, block.examples, inputs, requested)
         if windows and windows.has(step):
-            _add_second_batch(chunk, block, second_feed(decided, batches_of(run, independent=True)))
+            _add_second_batch(chunk, block, second_feed(needed, batches_of(run, independent=True)))
         return chunk
 
-    # Update `step` may be decided only by the row that is logged after this empty chunk.
+    # The timeline of update `step` may depend on the row that is logged after this empty chunk, so
+    # no more of it is needed yet than update `step - 1` had.
     chunk = next_chunk(state, step, max(step - 1, 0))
     del state  # a state may fill the memory
     chunk.n = 0
@@ -121,11 +124,11 @@ def updates(
 
 
 def _add_second_batch(chunk: Chunk, block: DataBlock, other: DataBlock) -> None:
-    def events(n: int) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
+    def inputs(n: int) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
         event, indices = events_of(chunk.run, chunk.start, block, n, METERED_CHUNK)
         return event, (indices, events_of(chunk.run, chunk.start, other, n, METERED_CHUNK)[1])
 
-    chunk.metered, chunk.events, chunk.examples = True, events, (block.examples, other.examples)
+    chunk.metered, chunk.inputs, chunk.examples = True, inputs, (block.examples, other.examples)
     chunk.n = min(chunk.n, other.stop - chunk.start, METERED_CHUNK)
 
 
@@ -151,19 +154,22 @@ Training = Generator[Chunk, None, T]  # yields chunks to be computed, and return
 def with_hooks(
     chunks: Iterator[Chunk], hooks: Sequence[Hook], log: Sequence[Json]
 ) -> Training[Chunk]:
-    """Yields the chunks, calls the hooks after each, and returns the last.
+    """Yields the chunks, calls the hooks after each, and returns the last chunk.
 
-    That is the first whose status is set, by a hook or by a loss that is not finite. One of the
-    hooks appends each row to the log.
+    The run ends after a chunk whose status a hook has set, or whose loss is not finite, or when no
+    chunk is left. One of the hooks appends each row to the log.
     """
     for i, chunk in enumerate(chunks):
         yield chunk
-        starts_log = not i and (not log or chunk.step % chunk.run.config.log_every == 0)
+        if i:
+            at_log_point = chunk.step == chunk.next_stop
+        else:  # before the first update
+            at_log_point = not log or chunk.step % chunk.run.config.log_every == 0
         if chunk.finite_step < chunk.step:
             chunk.status = "diverged"
-        elif starts_log or (i and chunk.step == chunk.next_stop):
-            is_logged = log and log[-1]["step"] == chunk.step  # before the run was resumed
-            chunk.row = None if is_logged else {}
+        elif at_log_point:
+            already_logged = log and log[-1]["step"] == chunk.step  # before the run was resumed
+            chunk.row = None if already_logged else {}
         for hook in hooks:
             hook.chunk(chunk)
         if chunk.status:
@@ -172,7 +178,10 @@ def with_hooks(
 
 
 def run_to_end(training: Training[T], length: int = 1) -> T:
-    """Computes all chunks on the run's own devices, `length` updates first; returns its result."""
+    """Computes all chunks on the run's own devices, and returns the run's result.
+
+    The first call of the program makes at most `length` updates, each later one about a second's.
+    """
     with contextlib.closing(training):
         while True:
             try:
@@ -180,8 +189,9 @@ def run_to_end(training: Training[T], length: int = 1) -> T:
             except StopIteration as ended:
                 return ended.value
             most, called = from_first(length), time.monotonic()
-            chunk.make(most)
-            length = next_length(length, chunk.step - chunk.start, time.monotonic() - called)
+            chunk.compute(most)
+            if n := chunk.step - chunk.start:
+                length = next_length(length, n, time.monotonic() - called)
 
 
 def next_or_result(training: Training[T]) -> Chunk | T:
@@ -193,16 +203,16 @@ def next_or_result(training: Training[T]) -> Chunk | T:
 
 
 def next_length(length: int, n: int, seconds: float) -> int:
-    """Returns how many updates take a second, as n took `seconds`; at most 2 `length` and CHUNK."""
+    """Returns how many updates take a second, as n took `seconds`: 1 to min(2 `length`, CHUNK)."""
     return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * length, CHUNK)))
 
 
 def initial_state(run: Run) -> State:
-    """Returns the state that the run starts from, on its devices, and leaves `run.params` alone."""
+    """Returns the state that the run starts from, on its devices; it is of a copy of the params."""
     return run.program.layout.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
 
 
 def advance_arguments(run: Run, n: int) -> tuple[Tree, ...]:
     """Returns the arguments of `Program.advance` for the first n updates of the run."""
     chunk = next(updates(run, initial_state(run), 0, [n]))
-    return chunk.state, chunk.examples, *chunk.events(n), n
+    return chunk.state, chunk.examples, *chunk.inputs(n), n

@@ -29,6 +29,6 @@ def record(config: Config) -> Recording:
     windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []
     for chunk in updates(run, initial_state(run), 0, [config.steps], windows=windows):
-        chunk.make()
+        chunk.compute()
         parts.append([chunk.infos[name] for name in (*METERED, "loss")])
     return Recording(*map(np.concatenate, zip(*parts, strict=True)))

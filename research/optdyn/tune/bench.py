@@ -203,7 +203,7 @@ def attempt(
         state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
     state = jax.tree.map(jnp.copy, state)
     for chunk in loop.updates(chosen, state, t, [t + stop for stop in stops]):
-        chunk.make()
+        chunk.compute()
         finite = chunk.finite_step == chunk.step  # the first that is not is the last
         done = chunk.finite_step + (not finite) - t
         if finite and chunk.step < chunk.next_stop:

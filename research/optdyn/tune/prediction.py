@@ -103,6 +103,6 @@ def _along(run: Run) -> Iterator[Params]:
     for part in range(POINTS):
         until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
         for chunk in loop.updates(run, state, step, [until], feed=feed):
-            chunk.make()
+            chunk.compute()
         state, step = chunk.state, until
         yield layout.get(state).params
