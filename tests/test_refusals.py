@@ -34,8 +34,11 @@ def refused(monkeypatch, capsys, tmp_path):
     for module, act in ((trainer, "training"), (replicas, "_recorded")):
         monkeypatch.setattr(module, act, None)  # what is not refused ends at once
 
+    def files():
+        return sorted(path for path in tmp_path.iterdir() if path.name != "__pycache__")
+
     def run(*given):
-        there = sorted(tmp_path.iterdir())
+        there = files()
         file = [] if "--config=" in " ".join(given) else [f"--config={tmp_path / 'default.py'}"]
         line = [*file, "--workdir=new", *given]
         with called(monkeypatch, "launch.train", line), pytest.raises(SystemExit) as ended:
@@ -43,7 +46,7 @@ def refused(monkeypatch, capsys, tmp_path):
         said = capsys.readouterr().err
         assert ended.value.code == 2 and said.startswith("error: "), (given, said)
         assert said.count("\n") == 1 and said.endswith("\n"), said
-        assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == there
+        assert files() == there
         return said.removeprefix("error: ")
 
     return run
@@ -281,7 +284,7 @@ OF_MANY = {  # {how the line goes on after the key: {arguments: methods that ref
         "optimizer.name=soap": "des_loc",
     },
     "must be one of 'ring'": {"method.graph=star": "ad_psgd gossip gasloc"},
-    "of one set of parameters and one version": {"method.snapshots=host": "buffered ringleader"},
+    "excludes config.method.name = {name!r}": {"method.snapshots=host": "buffered ringleader"},
     "must be 1: {name!r} computes its gradients by other parts": {
         "parallel.accumulation=2": "dynamic_batch stale_pipeline"
     },
@@ -330,8 +333,8 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "cluster.nodes=2 cluster.speeds=(1.0,2.0)": "cluster.speeds: with config.cluster.pieces",
         "cluster.service.name=trace cluster.service.path=a.csv": "cluster.service.name: must be",
         "method.name=asynchronous cluster.service.name=geometric": "cluster.service.name: must be",
-        "method.name=asynchronous+local": "cluster.pieces: no block of local learning has such a",
-        "method.name=asynchronous method.staleness_bound=0": "method.staleness_bound: groups wait",
+        "method.name=asynchronous+local": "cluster.pieces: excludes config.method.name =",
+        "method.name=asynchronous method.staleness_bound=0": "method.staleness_bound: needs",
     },
     "probes.momentum=True": {
         "probes.momentum=False probes.steer=True": "probes.steer: needs config.probes.momentum and",
@@ -359,18 +362,18 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
     "method.name=asynchronous": {
         "parallel.devices=2": "parallel.devices: must be 0: 'asynchronous' has as many devices",
         "parallel.shard_snapshots=True": "parallel.shard_snapshots: needs config.parallel.api =",
-        "parallel.api=jit method.snapshots=host": "method.snapshots: of one device",
-        "replicas.count=2 method.snapshots=host": "method.snapshots: config.replicas.count must be",
-        "method.staleness_bound=0 cluster.service.name=geometric": "method.staleness_bound: groups",
-        "method.staleness_bound=0 replicas.count=3": "method.staleness_bound: only of runs, not of",
-        "cluster.presence=1.0 method.staleness_bound=1": "cluster.presence: of one run of groups",
-        "cluster.diurnal=0.5 cluster.service.name=geometric": "cluster.diurnal: of one run of",
+        "parallel.api=jit method.snapshots=host": "method.snapshots: needs config.parallel.api =",
+        "replicas.count=2 method.snapshots=host": "method.snapshots: needs config.replicas.count =",
+        "method.staleness_bound=0 cluster.service.name=geometric": "method.staleness_bound: needs",
+        "method.staleness_bound=0 replicas.count=3": "method.staleness_bound: excludes replicas",
+        "cluster.presence=1.0 method.staleness_bound=1": "cluster.presence: needs",
+        "cluster.diurnal=0.5 cluster.service.name=geometric": "cluster.diurnal: needs",
     },
     "method.name=asynchronous cluster.nodes=4 method.groups=2": {
         "data.dirichlet=0.5": "data.dirichlet: needs config.method.groups = 2 to be",
         "method.compression=powersgd": "method.compression: of asynchronous must be one of ''",
-        "method.compression=top_k method.groups=1": "method.compression: of 2 groups at least, as",
-        "method.compression=top_k cluster.service.name=race": "method.compression: of groups whose",
+        "method.compression=top_k method.groups=1": "method.compression: needs method.groups of at",
+        "method.compression=top_k cluster.service.name=race": "method.compression: needs",
     },
     "method.name=asynchronous cluster.nodes=2 method.groups=2 data.dirichlet=0.5": {
         "cluster.service.name=race": "data.dirichlet: needs service times that are drawn, not",
@@ -378,19 +381,19 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "method.name=buffered method.arrivals=2": "data.dirichlet: needs updates by the gradient",
     },
     "method.name=asynchronous cluster.service.name=race": {
-        "method.fresh=('hidden0',)": "method.fresh: of a real server they must be the",
+        "method.fresh=('hidden0',)": "method.fresh: a merged server must have the last of",
         "method.fresh=classifier probes.momentum=True probes.steer=True": "method.fresh: in a race",
-        "method.snapshots=bfloat16": "cluster.service.name: config.method.snapshots must be '', as",
-        "parallel.api=jit": "cluster.service.name: config.parallel must be as it is by default",
-        "replicas.count=3": "cluster.service.name: config.replicas.count must be 0, one race is",
-        "data.streaming=True": "cluster.service.name: config.data.streaming must be False",
+        "method.snapshots=bfloat16": "cluster.service.name: needs config.method.snapshots = '', as",
+        "parallel.api=jit": "cluster.service.name: needs the defaults of config.parallel",
+        "replicas.count=3": "cluster.service.name: needs config.replicas.count = 0, one race is",
+        "data.streaming=True": "cluster.service.name: needs config.data.streaming = False",
     },
     "method.name=asynchronous+local method.asynchronous.groups=2 cluster.nodes=4": {
-        "method.asynchronous.compression=top_k": "method.asynchronous.compression: of groups that",
+        "method.asynchronous.compression=top_k": "method.asynchronous.compression: excludes local",
         "cluster.service.name=race method.asynchronous.fresh=classifier": "method.asynchronous",
     },
     "method.name=ringmaster": {
-        "method.delay_bound=2 replicas.count=3": "method.delay_bound: only of runs, not of",
+        "method.delay_bound=2 replicas.count=3": "method.delay_bound: excludes replicas",
         "method.name=ringmaster+local method.ringmaster.snapshots=host": "method.ringmaster",
     },
     "method.name=buffered cluster.nodes=4 method.groups=4": {
@@ -403,9 +406,9 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
     },
     "method.name=async_local_sgd cluster.service.name=race": {
         "method.server=heloco method.age_decay=0.5": "method.age_decay: must be 0 with",
-        "optimizer.warmup_steps=5": "cluster.service.name: config.optimizer.schedule must be",
-        "optimizer.chain=staleness_rate": "cluster.service.name: config.optimizer.chain: local",
-        "probes.momentum=True": "cluster.service.name: config.probes.momentum must be False, of",
+        "optimizer.warmup_steps=5": "cluster.service.name: needs config.optimizer.schedule =",
+        "optimizer.chain=staleness_rate": "cluster.service.name: needs config.optimizer.chain",
+        "probes.momentum=True": "cluster.service.name: needs config.probes.momentum = False, as it",
     },
     "method.name=elastic cluster.nodes=4": {
         "method.elasticity=2.0": "method.elasticity: must be from 0 to config.method.groups = 1",
@@ -427,13 +430,13 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
     },
     "method.name=daso+asynchronous cluster.nodes=2 cluster.devices_per_node=2": {
         "method.asynchronous.groups=4": "method.asynchronous.groups: must divide a node's 2",
-        "cluster.server_bandwidth=1.0": "cluster.server_bandwidth: nodes that meet have no server",
-        "cluster.presence=1.0": "cluster.presence: of nodes that compute as a whole, not",
+        "cluster.server_bandwidth=1.0": "cluster.server_bandwidth: must be 0 where nodes exchange",
+        "cluster.presence=1.0": "cluster.presence: excludes config.method.name =",
         "method.asynchronous.groups=2 method.asynchronous.snapshots=host": "method.asynchronous",
     },
     "method.name=dynamic_batch cluster.service.name=measured": {
-        "": "cluster.service.name: only of real workers that are one node",
-        "parallel.api=shard_map cluster.speeds=(1.0,)": "cluster.speeds: simulated, so not of",
+        "": "cluster.service.name: needs real workers that are one node, config.parallel.api",
+        "parallel.api=shard_map cluster.speeds=(1.0,)": "cluster.speeds: excludes",
     },
     "method.name=model_averaging cluster.nodes=2": {
         "method.fragments=0": "method.fragments: must be from 1 to config.method.period = 8",
@@ -442,9 +445,9 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "method.delay=-1": "method.delay: must be from 0 to 7, less than",
         "method.inner_state=reset method.fragments=2": "method.inner_state: must be 'kept' with",
         "method.inner_state=averaged method.delay=1": "method.inner_state: must be 'kept' with",
-        "cluster.presence=1.0 method.delay=1": "method.delay: must be as it is by default with",
-        "cluster.presence=1.0 method.compression=sign": "method.compression: must be as it is by",
-        "cluster.regions=2 cluster.latencies=((0.0,1.0),(1.0,0.0))": "cluster.regions: says all",
+        "cluster.presence=1.0 method.delay=1": "method.delay: must be the default with",
+        "cluster.presence=1.0 method.compression=sign": "method.compression: must be the default",
+        "cluster.regions=2 cluster.latencies=((0.0,1.0),(1.0,0.0))": "cluster.regions: excludes",
         "method.compression_bits=4 method.compression=sign": "method.compression_bits: must be 32",
     },
     "method.name=diloco method.merging=correct": {
@@ -452,23 +455,23 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "parallel.api=overlap": "parallel.api: config.method.name = 'diloco' keeps what nodes did",
     },
     "method.name=des_loc": {
-        "method.delay=2": "method.delay: must be 0 with config.method.name = 'des_loc', whose",
+        "method.delay=2": "method.delay: must be 0 with config.method.name = 'des_loc'",
         "method.inner_state=reset": "method.inner_state: must be 'kept' with config.method.name =",
     },
     "method.name=sparseloco": {
         "method.compression=sign": "method.compression: of sparseloco must be one of '', 'top_k'",
     },
     "method.name=gossip cluster.nodes=4 method.compression=top_k method.gossip_order=adapt": {
-        "method.graph=random": "method.graph: of compressed messages must be one of 'ring'",
+        "method.graph=random": "method.graph: must be one of 'ring', 'exponential', 'complete'",
         "method.compression=powersgd": "method.compression: of gossip must be one of '', 'top_k'",
         "method.gossip_order=combine": "method.gossip_order: must be 'adapt' with",
         "cluster.presence=1.0": "cluster.presence: must be 0 with compressed gossip",
     },
     "method.name=gossip cluster.nodes=2048 batch_size=2048": {
-        "method.graph=push": "cluster.nodes: must be at most 256 that gossip on",
+        "method.graph=push": "cluster.nodes: must be at most 256 with gossip on",
     },
     "method.name=gasloc": {
-        "method.graph=push": "method.graph: must be another with config.method.name = 'gasloc', as",
+        "method.graph=push": "method.graph: must be another with config.method.name = 'gasloc':",
     },
     "method.name=diloco+gossip": {
         "method.gossip.graph=push": "method.gossip.graph: must be another with config.method.name",
@@ -485,14 +488,14 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "cluster.nodes=3": "cluster.nodes: must divide the model's 8 blocks",
         "cluster.nodes=4 method.variant=overlapping": "cluster.nodes: blocks 1 to 2 learn together",
         "cluster.nodes=4 method.variant=chunked": "cluster.nodes: blocks 0 to 3 learn together and",
-        "cluster.nodes=2 method.shared_heads=True": "method.shared_heads: several nodes share no",
+        "cluster.nodes=2 method.shared_heads=True": "method.shared_heads: must be False on several",
         "cluster.devices_per_node=3": "batch_size: must be a multiple of 3",
         "cluster.nodes=2 batch_size=6 method.variant=backprop": "batch_size: must be a multiple of",
         "cluster.nodes=2 parallel.api=jit": "parallel.api: config.method.name = 'local' runs",
         "cluster.nodes=2 parallel.api=shard_map probes.momentum=True": "probes.momentum: excludes",
     },
     "method.name=stale_pipeline cluster.service.name=constant model.hidden=(6,4,5)": {
-        "cluster.nodes=4": "cluster.nodes: stages of a pipeline, must be from 1",
+        "cluster.nodes=4": "cluster.nodes: must be from 1 to 3, the model's",
         "cluster.nodes=3 method.micro_batches=2 method.pipeline=2bw": "method.micro_batches: must",
         "cluster.nodes=3 parallel.api=jit": "parallel.api: config.method.name = 'stale_pipeline'",
         "cluster.nodes=3 cluster.devices_per_node=5": "batch_size: must be a multiple of 5",
@@ -616,7 +619,7 @@ TYPED = {
     "'--config.optimizer.learning_rate=fast: yes'": "config.optimizer.learning_rate = 'fast: yes': "
     "must be a number",
     "--config.data.streaming=2": "config.data.streaming = '2': must be True or False\n",
-    "--config.cluster.disturbance_epochs=wide": "('wide',): must be a list, of which each is",
+    "--config.cluster.disturbance_epochs=wide": "('wide',): must be a list whose entries are",
     "--config.optimizer=adam": "config.optimizer = 'adam': must be set key by key; did you mean "
     "config.optimizer.name?\n",
     "--config.method=diloco": "; did you mean config.method.name?\n",

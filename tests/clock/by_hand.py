@@ -551,7 +551,7 @@ def nodes(config, model, line, size):
 
     def takes(t, q):
         found = sum(travel(cluster, one) for one in messages[q])
-        if method.state_where_met == "averaged":  # of SGD it is a velocity, of the first moment
+        if method.state_at_meetings == "averaged":  # of SGD it is a velocity, of the first moment
             due = plan.receive[t].any() if plan.states is None else plan.states[t, 0]
             found += between(cluster, size * due) if due else 0.0
         return found

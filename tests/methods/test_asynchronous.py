@@ -105,7 +105,9 @@ def test_what_is_clipped_off_is_not_fed_back():
     clipped = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, clip)
     free, cut = (
         ran(
-            workers.made(lambda *pieces: asynchronous(*pieces, small=SMALL), optimizer=optimizer),
+            workers.made(
+                lambda *pieces: asynchronous(*pieces, compression=SMALL), optimizer=optimizer
+            ),
             events_of(line_of("asynchronous")),
         )[0]
         for optimizer in (workers.SGD, clipped)

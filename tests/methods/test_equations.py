@@ -250,7 +250,10 @@ def plain(losses, outputs, batch):
 def window_of(rule, state, events, batches):
     def body(state, inputs):
         state, info = rule.step(state, *inputs)
-        return state, (info["loss"], state.every if hasattr(state, "every") else state.params)
+        return state, (
+            info["loss"],
+            state.node_params if hasattr(state, "node_params") else state.params,
+        )
 
     return jax.lax.scan(body, state, (events, batches))
 

@@ -276,7 +276,7 @@ def mean_of(name, **values):
     config = Config().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
     state, _ = run.program.advance(*loop.advance_arguments(run, 60))
-    x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
+    x = np.asarray(getattr(state, "node_params", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x
 
 
