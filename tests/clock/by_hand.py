@@ -259,8 +259,8 @@ def groups(config, model, size):
     means = means_of(cluster, count, config.batch_size // policy.arrivals)
     if methods.gradient:
         means = means * methods.gradient.relative_cost(config, model)
-    small = getattr(method, "compressed", lambda: None)()
-    gradient = size * small.part(model.params) if small else None
+    small = getattr(method, "compressor", lambda: None)()
+    gradient = size * small.ratio(model.params) if small else None
     sends, stays = (exchange(cluster, count, size, gradient, way) for way in (True, False))
     period, begun = periods(method, cluster, means, stays), [0] * count
     stream, longitude = seeds.number(config.seed, "arrivals"), longitudes(cluster)
@@ -518,8 +518,8 @@ def nodes(config, model, line, size):
         turn = np.cumsum(meeting[0]) - 1
         rng = seeds.generator(config.seed, "graph")
         to = graph_peers(method.graph, cluster.nodes, turn[-1] + 1, rng)
-        small = getattr(method, "compressed", lambda: None)()
-        each = size * small.part(model.params) if small else size
+        small = getattr(method, "compressor", lambda: None)()
+        each = size * small.ratio(model.params) if small else size
 
         def seconds(one, other):
             return link(cluster, one, other, each)
@@ -528,7 +528,7 @@ def nodes(config, model, line, size):
         return meet(meeting, ready, done, message, hand_on, load, early, there, there and seconds)
     if not hasattr(plan, "send"):  # they meet after every update
         meeting = np.ones(steps, bool), np.ones(steps, bool), np.zeros(steps, int)
-        sends = getattr(method, "sends", lambda _: None)(model.params)
+        sends = getattr(method, "update_message", lambda _: None)(model.params)
         travel = to_all if sends and sends.gathered else between
         takes = travel(cluster, sends.bytes if sends else size)
         return meet(meeting, ready, done, over_one_link(lambda t, q: takes), hand_on)
