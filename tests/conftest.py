@@ -72,7 +72,13 @@ def pytest_configure(config):
 
 LONG = (  # files that take longest, which begin first: a worker that begins one last ends alone
     *("test_lint.py", "test_layouts.py", "test_fuzz_files.py", "test_battery.py", "test_single.py"),
-    *("test_equations.py", "test_train.py", "test_going_on.py", "test_averaging.py", "test_sweep.py"),
+    *(
+        "test_equations.py",
+        "test_train.py",
+        "test_going_on.py",
+        "test_averaging.py",
+        "test_sweep.py",
+    ),
     *("test_clocks.py", "test_local.py", "test_race.py", "test_stages.py", "test_snapshots.py"),
 )
 
