@@ -37,7 +37,7 @@ CLUSTERS = {
     "regions": TWICE | SLOW | {"regions": 3, "bandwidth_variation": 1.0},
     "hours": TWICE | SLOW | {"regions": 2, "diurnal": 0.6, "day": 0.3},
     "volunteers": FOUR
-    | {"presence": 0.1, "absence": 0.1, "latency": 5e-3, "service": Exponential()},
+    | {"presence": 0.1, "absence": 0.07, "latency": 5e-3, "service": Exponential()},
     "one link": FOUR | {"server_bandwidth": 1e5, "service": Exponential()},
     "divided": FOUR | SLOW | {"split": "proportional", "speeds": (1.0, 2.0, 4.0, 5.0)},
     "disturbed": FOUR
