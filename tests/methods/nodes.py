@@ -22,7 +22,6 @@ BATCHES = {
 }
 START = RNG.normal(size=P).astype(np.float32)
 SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))
-ADAM = optimizers.optimizer("adam", ("learning_rate",))
 
 
 def tree(flat):

@@ -208,7 +208,7 @@ def next_length(length: int, n: int, seconds: float) -> int:
 
 
 def initial_state(run: Run) -> State:
-    """Returns the state that the run starts from, on its devices; it is of a copy of the params."""
+    """Returns the state that the run starts from, on its devices, made of a copy of its params."""
     return run.program.layout.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
 
 
