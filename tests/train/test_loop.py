@@ -44,6 +44,7 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
 def test_a_chunk_takes_about_a_second_and_is_twice_the_last_at_most():
     lengths = [next_length(n, n, seconds) for n, seconds in ((4, 8.0), (4, 1.0), (4, 0.1), (1, 9))]
     assert lengths == [1, 4, 8, 1] and next_length(CHUNK, CHUNK, 0.0) == CHUNK
+    assert next_length(CHUNK, 0, 1.0) == CHUNK  # an empty chunk says nothing of the seconds
 
 
 def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):

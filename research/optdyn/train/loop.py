@@ -190,8 +190,7 @@ def run_to_end(training: Training[T], length: int = 1) -> T:
                 return ended.value
             most, called = from_first(length), time.monotonic()
             chunk.compute(most)
-            if n := chunk.step - chunk.start:
-                length = next_length(length, n, time.monotonic() - called)
+            length = next_length(length, chunk.step - chunk.start, time.monotonic() - called)
 
 
 def next_or_result(training: Training[T]) -> Chunk | T:
@@ -203,7 +202,12 @@ def next_or_result(training: Training[T]) -> Chunk | T:
 
 
 def next_length(length: int, n: int, seconds: float) -> int:
-    """Returns how many updates take a second, as n took `seconds`: 1 to min(2 `length`, CHUNK)."""
+    """Returns how many updates take a second, as n took `seconds`: 1 to min(2 `length`, CHUNK).
+
+    After none, when the program was only compiled, it is `length` still.
+    """
+    if n == 0:
+        return length
     return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * length, CHUNK)))
 
 
