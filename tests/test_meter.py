@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
+from optdyn.implicit_momentum.readings import Windows, in_place, shortened, steered
 from optdyn.methods.compose import METERED
-from optdyn.momentum.readings import Windows, in_place, shortened, steered
 from optdyn.train import single, trainer
 from optdyn.train.meter import is_plain, lags
 from optdyn.train.workdir import SKETCHES

@@ -23,8 +23,8 @@ from optdyn.cli import app
 from optdyn.cli import train as train_command
 from optdyn.evidence.intervals import ratio
 from optdyn.experiment import read, to_json
+from optdyn.implicit_momentum.moments import FEWEST
 from optdyn.methods.setup import SHORTEST
-from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
 from tests.own_flags import called

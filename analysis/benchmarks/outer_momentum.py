@@ -13,7 +13,7 @@ momentum mu of the outer step, in the mean over batches and for any number of no
 
 so a meeting is an update of momentum mu in a bowl of the *effective curvature* k. Derived here
 (compare LA and SLA in arXiv 2603.26954, of which we read the abstract). The meter's fit
-(`momentum/moments.py`) gets the steps of meetings, and k theta as their gradients.
+(`implicit_momentum/moments.py`) gets the steps of meetings, and k theta as their gradients.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ import pandas as pd
 import optdyn as od
 from analysis.benchmarks.record import options, publish
 from optdyn.base.trees import Params
-from optdyn.momentum.moments import Fit, NotIdentified, fit
+from optdyn.implicit_momentum.moments import Fit, NotIdentified, fit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import loop, trainer
 

@@ -1,6 +1,6 @@
 """Implicit momentum is 1 - 1/g (arXiv 1605.09774), also after the first dozen updates.
 
-The momentum meter (`momentum/moments.py`) reads it from single runs of plain SGD, and again from
+The momentum meter (`implicit_momentum/moments.py`) reads it from single runs of plain SGD, and again from
 their second halves, past the transient. With constant service the delay is always g - 1, so that
 one term of momentum must be rejected.
 """
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import optdyn as od
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
-from optdyn.momentum import moments
+from optdyn.implicit_momentum import moments
 from optdyn.train import single
 
 GROUPS = (1, 4, 16)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.cli.comparison import Comparison, compare
     from optdyn.cli.configs import config
-    from optdyn.cli.python import Clock, Experiment, MomentumEstimate, Trained, rule, timeline
+    from optdyn.cli.python import Clock, Experiment, Trained, momentum, rule, timeline
     from optdyn.clock.cluster import Cluster, Pieces
     from optdyn.clock.service import (
         Constant,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
 _WHERE = {
     "cli.comparison": "Comparison compare",
     "cli.configs": "config",
-    "cli.python": "Clock Experiment MomentumEstimate Trained rule timeline",
+    "cli.python": "Clock Experiment Trained momentum rule timeline",
     "clock.cluster": "Cluster Pieces",
     "clock.service": (
         "Constant Exponential Gamma Geometric Law LogNormal Measured OwnLaw Race Trace"

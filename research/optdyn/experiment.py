@@ -316,6 +316,12 @@ def _replicas(config: Config) -> Iterator[Join]:
     yield Join("data.dirichlet", data.dirichlet, expected)
     expected = "excludes config.replicas.count, as replicas are recorded without windows"
     yield Join("probes.momentum", config.probes.momentum, expected)
+    expected = "must be True with config.replicas.count, as a batch of an epoch makes up for those "
+    expected += "before it, and the recorded gradient of all examples does not"
+    yield Join("data.replacement", not data.replacement, expected)
+    expected = "needs config.optimizer.name = 'sgd' without options or a chain, as raw steps are "
+    expected += "told from what replicas move by"
+    yield Join("replicas.count", not optimizers.is_heavy_ball(config.optimizer), expected)
 
 
 def _probes(config: Config) -> Iterator[Join]:
@@ -329,9 +335,6 @@ def _probes(config: Config) -> Iterator[Join]:
     yield Join("probes.steer", probes.steer and not (probes.momentum and heavy_ball), expected)
     if not probes.momentum:
         return
-    expected = "needs the learning rate, which an optax transformation does not show; name the "
-    expected += "optimizer (optdyn.SGD, optdyn.Optax), with its chain"
-    yield Join("probes.momentum", optimizers.is_fixed(config.optimizer.name), expected)
     expected = f"must be at most config.probes.every = {probes.every}"
     yield Join("probes.window", probes.window > probes.every, expected)
     staged = methods.stages and config.parallel.api == "shard_map"
@@ -369,10 +372,6 @@ def _optimizer(config: Config) -> Iterator[Join]:
         expected = f"must be one of {', '.join(map(repr, _simple()))} with config.optimizer.name = "
         expected += f"{name!r}, which takes one delay an update"
         yield Join("method.name", True, expected)
-    plain_sgd = isinstance(optimizer, SGD) and not optimizer.options and not optimizer.chain
-    expected = "needs config.optimizer.name = 'sgd' without options or a chain, which it "
-    expected += "compares with"
-    yield Join("replicas.matching", config.replicas.matching and not plain_sgd, expected)
     if not lookup.user_objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)

@@ -28,7 +28,7 @@ from optdyn.cli.points import plan
 from optdyn.evidence import study as study_of
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Config, read, to_json
-from optdyn.momentum.lags import groups_of
+from optdyn.implicit_momentum.lags import groups_of
 from optdyn.race.race import race
 from optdyn.report import implicit_momentum, penalties, report, tables, windows
 from optdyn.report.relevant_keys import affects_run

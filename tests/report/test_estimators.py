@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
-from optdyn.momentum import estimators
+from optdyn.implicit_momentum import estimators
 from optdyn.report.implicit_momentum import fit
 from tests.report.simulation import heavy_ball, simulate
 

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from optdyn.momentum.lags import equivalent_momentum, geometric_distance, groups_of, memoryless
+from optdyn.implicit_momentum.lags import (
+    equivalent_momentum,
+    geometric_distance,
+    groups_of,
+    memoryless,
+)
 from optdyn.report import implicit_momentum
 from optdyn.report.implicit_momentum import AnalysisError, fit, fit_workdir, theory
 from tests.report.simulation import config, deviation, expectation, heavy_ball, simulate

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, ortho_group
 
-from optdyn.momentum.moments import NotIdentified, fit, moving_average
+from optdyn.implicit_momentum.moments import NotIdentified, fit, moving_average
 from tests.report.simulation import simulate
 
 ALPHA, STEPS = 0.5, 600

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from optdyn.momentum import readings
+from optdyn.implicit_momentum import readings
 from optdyn.report import windows
 from optdyn.report.tables import TableError, folders_with
 from optdyn.train import trainer

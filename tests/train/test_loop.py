@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from optdyn.implicit_momentum.readings import Windows
 from optdyn.methods.compose import METERED
-from optdyn.momentum.readings import Windows
 from optdyn.train import single
 from optdyn.train.loop import CHUNK, METERED_CHUNK, initial_state, next_length, updates
 from optdyn.train.trainer import prepare

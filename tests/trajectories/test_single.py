@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.momentum import moments
+from optdyn.implicit_momentum import moments
 from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem.data import order
 from optdyn.problem.problem import batches

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.implicit_momentum.probes import moments
 from optdyn.methods.setup import Tune
-from optdyn.momentum.probes import moments
 from optdyn.train import trainer
 from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 from optdyn.tune.prediction import KAPPA, SMALL, MeasuredLoss, measure, penalty, stability

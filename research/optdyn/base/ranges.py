@@ -103,10 +103,6 @@ def counts(value: Any) -> bool:
     return all(type(entry) is int and 1 <= entry <= BLOCKS for entry in value)
 
 
-def momenta(value: Any) -> bool:
-    return _numbers(value) and all(-1 < m < 1 for m in value)
-
-
 def positive(value: Any) -> bool:
     return bool(0 < value < math.inf)
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from optdyn.base import errors
 from optdyn.base.arguments import check_arguments
-from optdyn.cli.python import Experiment, MomentumEstimate, Trained, read_run, run_of_memory
+from optdyn.cli.python import Experiment, Trained, read_run, run_of_memory
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
@@ -142,11 +142,6 @@ class SeedRuns:
         """Returns the log points of all seeds, with a column `seed`."""
         logs = {run.experiment.seed: run.log for run in self.runs}
         return pd.concat(logs, names=["seed"]).reset_index(level=0)
-
-    def implicit_momentum(self) -> pd.DataFrame:
-        """Returns the momentum meter's readings (`MomentumEstimate`), a row a seed."""
-        readings = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(readings, "index", columns=MomentumEstimate._fields)
 
 
 @check_arguments

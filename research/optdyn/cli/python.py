@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ from optdyn.base.files import finite
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Rule, full_gradient, single_optimizer
+from optdyn.implicit_momentum.moments import Reading
+from optdyn.implicit_momentum.readings import from_row
 from optdyn.methods import Event, Method, MethodStack
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
@@ -51,7 +53,7 @@ from optdyn.train.warnings import probable_mistakes
 if TYPE_CHECKING:
     import pandas as pd  # takes long, and a run needs none
 
-__all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeline"]
+__all__ = ["Clock", "Experiment", "Trained", "momentum", "rule", "timeline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,18 +237,6 @@ def timeline(
     return Clock(its.timeline(**known))
 
 
-class MomentumEstimate(NamedTuple):
-    """Implicit momentum with its 95 % interval, and the p-value of the model.
-
-    With a small p, asynchrony does not act as one term of momentum, and the value says little.
-    """
-
-    implicit_momentum: float
-    low: float
-    high: float
-    p: float
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
     """A run that has ended.
@@ -273,19 +263,23 @@ class Trained:
     def diverged(self) -> bool:
         return bool(self.summary["status"] == "diverged")
 
-    def implicit_momentum(self) -> MomentumEstimate:
-        """Returns the momentum meter's reading over the run, trained again if it had no meter.
 
-        Raises `ConfigError` if the run is too short or the meter refuses.
-        """
-        if "implicit_momentum" in self.summary:
-            names = ("", "_low", "_high", "_p")
-            return MomentumEstimate(*(float(self.summary[f"implicit_momentum{n}"]) for n in names))
-        if self.experiment.probes.momentum:
-            why = self.summary.get("implicit_momentum_refused", "no window of it has ended")
-            raise ConfigError(f"implicit momentum: not known of this run ({why})")
-        metered = self.experiment.with_(probes=self.experiment.probes.with_(momentum=True))
-        return metered.train().implicit_momentum()
+def momentum(run: Trained | str | Path) -> Reading:
+    """Returns what a run, or the workdir of one or of recorded replicas, says of implicit momentum.
+
+    `estimate`, `pieces` of the 95 % set, `p` of the model and `strength`; `str` has the set in
+    words. A run without a meter is trained again. Raises `InputError` for a folder of no records.
+    """
+    if not isinstance(run, Trained):
+        from optdyn.report import implicit_momentum
+
+        return cast(Reading, from_row(implicit_momentum.of_folder(Path(run))))
+    if reading := from_row(run.summary):
+        return reading
+    probes = run.experiment.probes
+    line = "implicit momentum: no window of the run has ended; config.probes.window is longer"
+    refuse((probes.momentum, line))
+    return momentum(run.experiment.with_(probes=probes.with_(momentum=True)).train())
 
 
 def read_run(experiment: Experiment, folder: Path) -> Trained:

@@ -125,7 +125,7 @@ def write(config: Grid, workdir: Path) -> None:
         return
     for file in workdir.glob("points/*/trajectories.npz"):
         if not (file.parent / "implicit_momentum.json").exists():
-            implicit_momentum.fit_workdir(file.parent)
+            implicit_momentum.of_folder(file.parent)
     if config.note:
         tables.replace(workdir / tables.NOTE, config.note)
     tables.write_results(workdir, _swept_keys(config))

@@ -23,7 +23,7 @@ from optdyn.base.streams import tell
 from optdyn.base.trees import bytes_of
 from optdyn.cli import app
 from optdyn.experiment import Config, ConfigError
-from optdyn.momentum.moments import REJECTED
+from optdyn.implicit_momentum.readings import from_row
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, memory_checks, program, trainer
 from optdyn.train.checks import check
@@ -71,7 +71,8 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
     if stopped:
         yield f"{workdir}: the same command goes on"
     else:
-        yield f"next: {invocation(then)} --workdir={shlex.quote(str(workdir))}"
+        folder = "" if then == "momentum" else "--workdir="
+        yield f"next: {invocation(then)} {folder}{shlex.quote(str(workdir))}"
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -80,11 +81,9 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"{LOSSES.get(key, key.replace('_', ' '))} {value:.4g}"
     if summary.get("worse"):
         yield "far above the first"
-    momentum = summary.get("implicit_momentum")
-    if momentum is not None:
-        low, high, p = (summary[f"implicit_momentum_{end}"] for end in ("low", "high", "p"))
-        wrong = f"; but no one term of momentum, p = {p:.1g}" * (p < REJECTED)
-        yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"
+    if reading := from_row(summary):
+        its = "" if reading.estimate is None else f" {reading.estimate:.3g}"
+        yield f"implicit momentum{its} (95 %: {reading})"
 
 
 def define_flags() -> None:

@@ -1,7 +1,7 @@
 """A rule, put together of the pieces of its methods and those of plain SGD.
 
-The momentum meter (`momentum/moments.py`) needs three values of an update, in `SKETCH` numbers
-each, which `metered` adds to its info:
+The momentum meter (`implicit_momentum/moments.py`) needs three values of an update, in `SKETCH`
+numbers each, which `metered` adds to its info:
 
     displacement   x_{t+1} - x_t              of this device's update, before nodes meet; where
                                               groups have parameters each, of what is evaluated

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import OPTIONS, Value, field
-from optdyn.base.ranges import PART, POSITIVE, momenta, positive
+from optdyn.base.ranges import PART, POSITIVE, positive
 from optdyn.clock.cluster import Cluster
 from optdyn.optimizers.kinds import SGD, Optimizer
 from optdyn.problem.data.kinds import Data, MNIST5k
@@ -84,10 +84,6 @@ class Replicas(Value, section="replicas"):
     subspace: int = field(
         1024, "Dimension of the random subspace that trajectories are projected on.", at_least=1
     )
-    matching: tuple[float, ...] = field(
-        (), "Explicit momenta of synchronous runs to compare with.",
-        expected="numbers between -1 and 1, or ()", is_valid=momenta,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

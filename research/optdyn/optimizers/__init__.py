@@ -89,9 +89,9 @@ def is_fixed(name: str) -> bool:
     return bool(getattr(maker(name), "fixed", False))
 
 
-def is_heavy_ball(name: str) -> bool:
-    """Returns whether the optimizer is v <- g + mu v, x <- x - alpha v."""
-    return name in ("sgd", "closed_loop")
+def is_heavy_ball(optimizer: Optimizer) -> bool:
+    """Returns whether it is v <- g + mu v, x <- x - alpha v, with one mu and nothing before it."""
+    return optimizer.name == "sgd" and not (optimizer.options or optimizer.chain)
 
 
 def follows_delays(name: str) -> bool:

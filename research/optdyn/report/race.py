@@ -25,10 +25,10 @@ from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.evidence.intervals import spread
 from optdyn.experiment import Config
+from optdyn.implicit_momentum.lags import equivalent_momentum, geometric_distance
+from optdyn.implicit_momentum.readings import from_row
 from optdyn.methods.asynchronous import Asynchronous
-from optdyn.momentum.lags import geometric_distance
-from optdyn.momentum.moments import equivalent_momentum
-from optdyn.report import raced, tables, windows
+from optdyn.report import implicit_momentum, raced, tables
 from optdyn.report.raced import BATCH, FittedLaw, RaceRecord, load, only
 from optdyn.report.tables import Point, TableError, shown
 from optdyn.train import history
@@ -245,20 +245,18 @@ def command(race: RaceRecord, values: Mapping[str, Any]) -> str:
 def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
     """Returns the momentum that the meter read, if it was on, and that of the recorded staleness.
 
-    The recorded staleness is the lag polynomial eta_m = alpha P(tau = m). Its equivalent momentum
-    is that of its mean lag; `distance` is the total variation from one term of momentum.
+    That of the staleness is of one term with its mean; `distance` is the total variation from it.
     """
-    eta = counts / counts.sum()
+    law = counts / counts.sum()
     found = {
         "memoryless": 1 - 1 / race.groups,
-        "of_staleness": float(equivalent_momentum(np.zeros(0), eta)),
-        "distance": geometric_distance(np.zeros(0), eta),
+        "of_staleness": equivalent_momentum(law),
+        "distance": geometric_distance(law),
         "meter": None,
     }
     if not (race.point.folder / SKETCHES).exists():
         return found
-    reading = windows.fit(windows.load(race.point.folder))
-    return found | {"meter": {k: v for k, v in reading.items() if k.startswith("implicit")}}
+    return found | {"meter": implicit_momentum.of_folder(race.point.folder)}
 
 
 def compare_losses(race: RaceRecord, setup: float, other: Point) -> dict[str, Any]:
@@ -435,19 +433,14 @@ def _row(name: str, real: float, middle: float, low: float, high: float) -> dict
 
 
 def _print_momentum(found: Mapping[str, Any]) -> None:
-    meter = found["meter"] or {}
+    meter = found["meter"]
     row = {
         "1 - 1/g": shown(found["memoryless"]),
         "of the staleness": shown(found["of_staleness"]),
         "from one term": shown(found["distance"]),
     }
-    if "implicit_momentum" in meter:
-        value, low, high, p = (
-            meter[f"implicit_momentum{end}"] for end in ("", "_low", "_high", "_p")
-        )
-        row |= {"meter": shown(value, (low, high)), "p": shown(p)}
-    elif meter:
-        row["meter"] = f"refused: {meter['implicit_momentum_refused']}"
+    if meter:
+        row |= {"meter": str(from_row(meter)), "p": shown(meter["implicit_momentum_p"])}
     print("implicit momentum\n" + pd.DataFrame([row]).to_string(index=False) + "\n")
 
 

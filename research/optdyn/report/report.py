@@ -58,7 +58,7 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
         momenta.metered(metered),
         arrivals.workers(trained),
         arrivals.staleness(trained),
-        momenta.fitted(recorded, workdirs),
+        momenta.replicas(recorded, workdirs),
     ]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])

@@ -23,7 +23,7 @@ import numpy as np
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import Event, State
 from optdyn.devices.first_process import from_first
-from optdyn.momentum.readings import Windows
+from optdyn.implicit_momentum.readings import Windows
 from optdyn.problem.data.order import DataBlock, Feed
 from optdyn.train.program import CHUNK
 from optdyn.train.run import Run, batches_of, events_of, extend_timeline, feed_of

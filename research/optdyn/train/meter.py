@@ -1,27 +1,34 @@
-"""The momentum meter of a run: windows of its updates, their records, and the fits to these.
+"""The momentum meter of a run: windows of its updates, their records, and what these say.
 
     sketches.npy   (updates in windows, 3, q) float32: displacement, raw step, independent gradient
 
-of all updates of the windows (`methods/compose.py`), in order. `momentum/readings.py` reads them.
+of all updates of the windows (`methods/compose.py`), in order. `implicit_momentum/readings.py`
+reads them.
 """
 
 import io
 import math
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from optdyn import optimizers
 from optdyn.base.files import AppendedBytes, crc32, disk_full_errors
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json, numbers_in
 from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
+from optdyn.implicit_momentum import order_of_arrivals
+from optdyn.implicit_momentum.readings import (
+    Window,
+    Windows,
+    WindowSums,
+    as_row,
+    in_place,
+    of_window,
+    together,
+)
 from optdyn.methods.compose import METERED, SKETCH
-from optdyn.momentum import order_of_arrivals
-from optdyn.momentum.readings import Window, Windows, figures, in_place
 from optdyn.problem.data import order
 from optdyn.train import program
 from optdyn.train.loop import Chunk, Hook
@@ -35,31 +42,33 @@ def read(
     worker: np.ndarray | None,
     since: int,
     step: int,
-) -> list[Window]:
+    terms: int = 1,
+) -> dict[int, Window]:
     """Returns the windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
 
+    By their starts; of raw steps, or for two `terms` of displacements over their learning rates.
     `examples` is the size of the training set; `worker`, (steps,), the groups that arrived.
     """
     methods = config.methods
     draws_staleness = config.cluster.service.name == "geometric"  # where no group arrives
     one_arrival = methods.simple and methods.groups > 1 and not draws_staleness
     spans = Windows(config.probes.every, config.probes.window, config.steps)
-    rates = program.hypers(config)["learning_rate"]
-    found = []
+    rates = program.hypers(config)["learning_rate"] if terms > 1 else None
+    found = {}
     for start, stop in spans.ended(since, step):
         recorded = np.array(rows[spans.before(start) : spans.before(stop)])
-        displacements, raw, gradients = recorded.swapaxes(0, 1)
-        away = partial(_away, config, examples, start, stop)
+        displacements, steps, gradients = recorded.swapaxes(0, 1)
+        if rates is not None:
+            steps = displacements / rates[start:stop, None]
         ages = None
         if worker is not None and one_arrival:
-            ages = partial(order_of_arrivals.ages, worker[start:stop], methods.groups)
-        rate = rates[start:stop, None]
-        scaled = displacements / rate if rate.all() else None
-        found.append(Window(scaled, raw, gradients, away, ages))
+            ages = order_of_arrivals.ages(worker[start:stop], methods.groups)
+        heed = _heed(config, examples, start, stop, terms)
+        found[start] = Window(steps, gradients, heed, ages)
     return found
 
 
-def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
+def _heed(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
     nodes = config.cluster.nodes if config.data.dirichlet else 1
     sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
     batch, replacement = config.batch_size // nodes, config.data.replacement
@@ -70,7 +79,7 @@ def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np
 
 
 class Meter(Hook):
-    """Records the sketches of updates in windows, and logs the momentum fitted to them."""
+    """Records the sketches of updates in windows, and logs the momentum that they tell."""
 
     def __init__(self, run: Run, log: list[Json], path: Path | None = None, size: int = 0):
         """Keeps the first `size` bytes of the file at `path`; None: records in memory."""
@@ -80,6 +89,7 @@ class Meter(Hook):
         rows = self.windows.before(config.steps)
         shape = (rows, len(METERED), min(SKETCH, numbers_in(run.params)))
         self._rows = map_array(path, shape) if path else np.zeros(shape, np.float32)
+        self._sums: dict[int, WindowSums] = {}  # by start
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
             self._written = AppendedBytes(size, crc32(path, start, size), start)
@@ -109,9 +119,12 @@ class Meter(Hook):
 
     def _read(self, chunk: Chunk, since: int) -> Json:
         config, step = chunk.run.config, chunk.finite_step
+        ended = self.windows.ended(since, step)
+        new = min((start for start, _ in ended if start not in self._sums), default=step)
         worker = chunk.run.timeline.worker
-        ended = read(self._rows, config, self._examples, worker, since, step)
-        return figures(ended, lags(config), is_plain(config), rate(config, step)) if ended else {}
+        for start, window in read(self._rows, config, self._examples, worker, new, step).items():
+            self._sums[start] = of_window(window)
+        return as_row(together([self._sums[start] for start, _ in ended])) if ended else {}
 
 
 def map_array(path: Path, shape: tuple[int, ...]) -> np.memmap:
@@ -136,28 +149,3 @@ def map_array(path: Path, shape: tuple[int, ...]) -> np.memmap:
                 path.unlink()
             raise
     return np.load(path, mmap_mode="r+")
-
-
-def rate(config: Config, step: int) -> float:
-    """Returns the learning rate of the last of `step` updates."""
-    return float(program.hypers(config)["learning_rate"][step - 1])
-
-
-def is_plain(config: Config) -> bool:
-    """Returns whether displacements over learning rates are the raw steps: one fit is enough."""
-    optimizer = config.optimizer
-    more = _has_momentum(config) or optimizer.options or optimizer.chain
-    return optimizer.name == "sgd" and not more
-
-
-def lags(config: Config) -> int:
-    """Returns the lags of heavy-ball SGD with these groups; 0 for optimizers without such lags."""
-    optimizer = config.optimizer
-    if not optimizers.is_heavy_ball(optimizer.name) or optimizer.options or optimizer.chain:
-        return 0
-    return 1 + (_has_momentum(config) and config.methods.groups > 1)
-
-
-def _has_momentum(config: Config) -> bool:
-    """Steering to a total of 0 makes the explicit momentum negative."""
-    return bool(config.optimizer.momentum or config.probes.steer)

@@ -22,9 +22,9 @@ from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
 from optdyn.devices.simulated import NodeStates
 from optdyn.experiment import Config
+from optdyn.implicit_momentum.probes import PROBES
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
-from optdyn.momentum.probes import PROBES
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic

@@ -13,15 +13,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 
-from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, note_signals, say
@@ -32,25 +29,17 @@ from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config, ConfigError
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
-from optdyn.train import history, program, trainer
+from optdyn.train import history, trainer
 from optdyn.train.checkpoints import saving
 from optdyn.train.program import Program
 from optdyn.train.trainer import Run
 from optdyn.train.workdir import REPLICAS, claim, damaged, free_keys, text_of, write_checksums
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
-SHORT = 10  # updates an epoch below which batches depend on one another noticeably
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks
 
 Arrays = Mapping[str, Array]
 LossAndGradient = tuple[jax.Array, Params]  # of all examples
-
-
-class ReplicaGroup(NamedTuple):
-    name: str
-    program: Program
-    hypers: dict[str, np.ndarray]  # (T,) each
-    trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
 @lookup.files_read_once()
@@ -59,9 +48,7 @@ def record(config: Config, workdir: str | Path) -> Json:
 
     `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`: the
     same call goes on. Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q)
-    float32, and `losses`, (R, T). With explicit momenta in `config.replicas.matching`, also
-    `matching_momenta` (M,) and `matching_displacements` (M, R, T, q): as many synchronous replicas
-    at each mu, with learning rate alpha (1 - mu).
+    float32, and `losses`, (R, T).
     """
     if config.init_from:
         raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
@@ -77,31 +64,23 @@ def record(config: Config, workdir: str | Path) -> Json:
 
 
 def _recorded(run: Run, workdir: Path) -> Json:
-    config, epoch = run.config, run.examples / run.config.batch_size
-    if epoch < SHORT and not config.data.replacement:
-        say(
-            f"warning: config.data.replacement = False: an epoch has {epoch:.2g} updates, of which "
-            "each gets what those before it left, so that the fitted momentum is biased; "
-            "theory draws batches with replacement"
-        )
+    config = run.config
     history.record_start(workdir, 0, config.steps)
     parts = workdir / "parts"
     parts.mkdir(exist_ok=True)
     size = -(-PART // config.replicas.block) * config.replicas.block
     starts = range(0, config.replicas.count, size)
-    groups = _replica_groups(run)
-    progress = Progress(workdir.name, len(groups) * len(starts), unit="part")
+    progress = Progress(workdir.name, len(starts), unit="part")
     with note_signals() as noted:
-        for group in groups:
-            for start in starts:
-                path = parts / f"{group.name}-{start}.npz"
-                if not _is_whole(path):
-                    write_npz(path, _part(run, group, start, size))
-                progress.show(len(list(parts.glob("*.npz"))))
-                if noted.stopped:
-                    say("saved: the same command goes on")
-                    return {"status": "interrupted", "signal": noted.stopped}
-    arrays = _join(config, parts, [group.name for group in groups], starts)
+        for start in starts:
+            path = parts / f"{start}.npz"
+            if not _is_whole(path):
+                write_npz(path, _part(run, start, size))
+            progress.show(len(list(parts.glob("*.npz"))))
+            if noted.stopped:
+                say("saved: the same command goes on")
+                return {"status": "interrupted", "signal": noted.stopped}
+    arrays = _join(parts, starts)
     write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())
     summary = {
@@ -121,39 +100,24 @@ def _recorded(run: Run, workdir: Path) -> Json:
     return summary
 
 
-def _replica_groups(run: Run) -> list[ReplicaGroup]:
-    """A trace of G_0 / (1 - mu) makes the first update of synchronous replicas -alpha G_0."""
-    config = run.config
-    sync = config.with_({"method.name": methods.PLAIN})
-    groups = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
-    for mu in config.replicas.matching:
-        hypers = {
-            "learning_rate": run.hypers["learning_rate"] * np.float32(1 - mu),
-            "momentum": np.full(config.steps, mu, np.float32),
-        }
-        compiled = program.make(sync, run.data.classes, slots=1)
-        groups.append(ReplicaGroup(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
-    return groups
-
-
-def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
+def _part(run: Run, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
         entries_at(run.timeline.plan, chosen),
-        {name: np.broadcast_to(v, (size, len(v))) for name, v in group.hypers.items()},
+        {name: np.broadcast_to(v, (size, len(v))) for name, v in run.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
-    indices = np.stack([_indices(run, f"{group.name}{replica}") for replica in chosen])
-    recorder = _recorder(group.program, config.replicas.block, config.replicas.subspace)
+    indices = np.stack([_indices(run, int(replica)) for replica in chosen])
+    recorder = _recorder(run.program, config.replicas.block, config.replicas.subspace)
     key = seeds.key(config.seed, "subspace")
-    arrays = recorder((run.params, examples, key, group.trace), (events, indices))
+    arrays = recorder((run.params, examples, key), (events, indices))
     return {name: np.asarray(leaf)[: count - start] for name, leaf in arrays.items()}
 
 
-def _indices(run: Run, stream: str) -> np.ndarray:
+def _indices(run: Run, replica: int) -> np.ndarray:
     config = run.config
-    seed = seeds.number(config.seed, f"batches {stream}")
+    seed = seeds.number(config.seed, f"batches replicas{replica}")
     return order.batches(
         seed, 0, config.steps, config.batch_size, run.examples, config.data.replacement
     )
@@ -167,17 +131,10 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _join(config: Config, parts: Path, names: list[str], starts: range) -> Arrays:
-    def joined(name: str, key: str) -> np.ndarray:
-        return np.concatenate([np.load(parts / f"{name}-{start}.npz")[key] for start in starts])
-
-    arrays = {key: joined(names[0], key) for key in ("displacements", "gradients", "losses")}
-    if len(names) > 1:
-        arrays["matching_momenta"] = np.asarray(config.replicas.matching)
-        arrays["matching_displacements"] = np.stack(
-            [joined(name, "displacements") for name in names[1:]]
-        )
-    return arrays
+def _join(parts: Path, starts: range) -> Arrays:
+    stored = [np.load(parts / f"{start}.npz") for start in starts]
+    keys = ("displacements", "gradients", "losses")
+    return {key: np.concatenate([part[key] for part in stored]) for key in keys}
 
 
 @lru_cache(maxsize=32)
@@ -196,17 +153,12 @@ def _trajectory(
     params: Params,
     examples: Examples,
     key: jax.Array,
-    trace: jax.Array | None,
     events: Event,
     indices: jax.Array,
 ) -> Arrays:
     """Returns S d_t and S G_t, (T, q), and f(x_t), (T,), of one replica."""
     project = sketch(key, params, subspace)
     state = program.rule.init(params)
-    if trace is not None:
-        _, start = whole_gradient(program.problem, params, examples)
-        scaled = jax.tree.map(lambda g: trace * g, start)
-        state = state._replace(opt_state=optax.tree_utils.tree_set(state.opt_state, trace=scaled))
 
     def step(state: State, inputs: tuple[Event, jax.Array]) -> tuple[State, Arrays]:
         event, chosen = inputs

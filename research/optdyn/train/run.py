@@ -19,8 +19,8 @@ from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, pl
 from optdyn.core import Event, Params
 from optdyn.devices.first_process import run_on_first
 from optdyn.experiment import Config, ConfigError, refuse_first
+from optdyn.implicit_momentum.readings import steered
 from optdyn.methods.setup import APIS
-from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
 from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set

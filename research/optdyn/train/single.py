@@ -1,4 +1,4 @@
-"""The momentum meter's record of a whole run, in memory (`momentum/moments.py` fits it).
+"""The momentum meter's record of a whole run, in memory (`implicit_momentum/moments.py` fits it).
 
 The run has the batches and arrivals that `trainer.train` has; all of it is one window.
 """
@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.experiment import Config
+from optdyn.implicit_momentum.readings import Windows
 from optdyn.methods.compose import METERED
-from optdyn.momentum.readings import Windows
 from optdyn.train import trainer
 from optdyn.train.loop import initial_state, updates
 

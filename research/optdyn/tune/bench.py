@@ -20,8 +20,8 @@ from optdyn.base.errors import Join
 from optdyn.base.trees import Json, Tree, bytes_of, head
 from optdyn.clock.timeline import Timeline
 from optdyn.experiment import Config, refuse_first
+from optdyn.implicit_momentum.probes import GradientMoments, moments, sharpness
 from optdyn.methods import GROUPED
-from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.problem.shared_data import Parts

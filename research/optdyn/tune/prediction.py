@@ -8,7 +8,7 @@
 alpha are long-run steps, rate over 1 - momentum: a loss takes a given sum of them. The first term
 is that of arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B). The second is a quadratic's
 stability at the sharpness lambda, with the limit a* of the cluster's arrivals
-(`momentum/stability.py`), infinite for one group. So
+(`implicit_momentum/stability.py`), infinite for one group. So
 
     P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
 
@@ -27,8 +27,8 @@ import numpy as np
 from optdyn import methods
 from optdyn.base.trees import Json
 from optdyn.experiment import Config
-from optdyn.momentum.probes import GradientMoments, moments, sharpness
-from optdyn.momentum.stability import limit
+from optdyn.implicit_momentum.probes import GradientMoments, moments, sharpness
+from optdyn.implicit_momentum.stability import limit
 from optdyn.problem.problem import Examples, Params
 from optdyn.train import loop, trainer
 from optdyn.train.checks import check

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock.timeline import from_arrivals
-from optdyn.momentum.order_of_arrivals import Ages, ages, chance
+from optdyn.implicit_momentum.order_of_arrivals import Ages, ages, chance
 
 ORDERS = st.lists(st.integers(0, 4), max_size=60)
 

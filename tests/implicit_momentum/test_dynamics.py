@@ -10,8 +10,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from optdyn.clock.timeline import Timeline
-from optdyn.momentum.probes import alignment, moments, sharpness
-from optdyn.momentum.stability import STEPS, limit
+from optdyn.implicit_momentum.probes import alignment, moments, sharpness
+from optdyn.implicit_momentum.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer
 
