@@ -13,15 +13,31 @@ Runs that have ended are in a file of lines and are not done again. With `--reco
 records are kept there, 8 MB each, and read again from there.
 """
 
+import json
+import time
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
+import pandas as pd
 
 import optdyn as od
+from analysis.benchmarks.record import options, publish
+from optdyn.base.files import read_rows
+from optdyn.base.progress import Progress
+from optdyn.implicit_momentum import moments, order_of_arrivals
+from optdyn.implicit_momentum.moments import REJECTED, Reading
+from optdyn.implicit_momentum.readings import Window, of_window, tested, together
+from optdyn.problem import shared_data
+from optdyn.problem.data import order
+from optdyn.race.race import race
+from optdyn.report import raced
 from optdyn.train import single
+from optdyn.train.workdir import SKETCHES
 
 STEPS = 1000
 MNIST = od.MNIST5k(train_examples=4000)
@@ -57,6 +73,7 @@ class Cell(NamedTuple):
     law: od.Law = od.Exponential()
     staleness_bound: int = -1
     windows: int = 1  # of equal length, pooled
+    race: bool = False
 
 
 ADAM = od.Adam(1e-3)
@@ -88,6 +105,7 @@ CELLS: dict[str, dict[str, Cell]] = {
         "MLP, constant, g = 4": Cell(4, law=od.Constant()),
         "MLP, bounded by 4, g = 4": Cell(4, staleness_bound=4),
     },
+    "races": {f"MLP, a race of {g}": Cell(g, race=True) for g in (2, 4)},
 }
 
 
@@ -113,16 +131,145 @@ class Record(NamedTuple):
     raw_steps: np.ndarray  # (T, q)
     gradients: np.ndarray  # (T, q)
     worker: np.ndarray  # (T,), the groups that arrived
+    momentum: np.ndarray  # the true one
 
 
-def record(config: od.Experiment, kept: Path | None) -> Record:
+def record(cell: Cell, seed: int, kept: Path | None) -> Record:
     """Returns the run's record, from the file if it is there; writes it."""
     if kept and kept.exists():
         with np.load(kept) as file:
             return Record(**file)
-    worker = config.timeline(steps_per_epoch=1, update_bytes=0).worker
-    found = Record(*single.record(config)[:3], worker)
+    found = (_raced if cell.race else _simulated)(cell, config_of(cell, seed))
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.savez(kept, **found._asdict())
     return found
+
+
+def _simulated(cell: Cell, config: od.Experiment) -> Record:
+    line = config.timeline(steps_per_epoch=1, update_bytes=0)
+    late = float(line.staleness.mean())
+    memoryless = 1 - 1 / cell.groups
+    truth = late / (1 + late) if cell.staleness_bound >= 0 else memoryless
+    return Record(*single.record(config)[:3], line.worker, np.array(truth))
+
+
+def _raced(cell: Cell, config: od.Experiment) -> Record:
+    from optdyn.race.on_ray import ray_workers  # an extra, which the other cells do without
+
+    windows = {"probes.momentum": True, "probes.window": STEPS, "probes.every": STEPS}
+    one = config.with_({**windows, "cluster.service.name": "race"})
+    with TemporaryDirectory(prefix="optdyn-race-") as folder:
+        workdir = Path(folder, "race")
+        race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
+        sketches = np.load(workdir / SKETCHES).swapaxes(0, 1)
+        found = raced.load(workdir)
+    late = float(found.staleness.mean())
+    return Record(*sketches, found.worker, np.array(late / (1 + late)))
+
+
+def line_of(cell: Cell, seed: int, record: Record) -> dict[str, Any]:
+    """Returns what the meter says of a run, and what is true."""
+    terms = 2 if cell.optimizer.momentum else 1
+    config = config_of(cell, seed)
+    examples = len(next(iter(shared_data.load(config).train.values())))
+    heed = order.distance_to_epoch(0, STEPS, cell.batch, examples, past=terms)
+    steps = record.displacements / config.optimizer.learning_rate
+    signals = (record.raw_steps if terms == 1 else steps, record.gradients, heed)
+    parts = zip(*(np.array_split(signal, cell.windows) for signal in signals), strict=True)
+    ages = order_of_arrivals.ages(record.worker, cell.groups) if cell.groups > 1 else None
+    windows = [Window(*part, None) for part in parts]
+    began = time.process_time()
+    if terms == 1:
+        alone = together([of_window(window) for window in windows])
+        found = {"implicit": (tested(alone, [ages]), float(record.momentum))}
+    else:
+        products = [p for w in windows for p in moments.products(w.steps, w.gradients, w.heed)]
+        alone, explicit = moments.two_terms(products)
+        found = {
+            "implicit": (tested(alone, [ages]), float(record.momentum)),
+            "explicit": (explicit, cell.optimizer.momentum),
+        }
+    seconds = time.process_time() - began
+    said = {name: {**reading._asdict(), "truth": truth} for name, (reading, truth) in found.items()}
+    return {"seed": seed, "seconds": seconds, "steps_p": alone.p, "said": said}
+
+
+def measured(cells: dict[str, Cell], lines: Path, seeds: int, recordings: Path | None) -> list[Any]:
+    """Returns all lines; runs that are not in the file are done, and added to it."""
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    found = read_rows(lines)
+    known = {(line["cell"], line["seed"]) for line in found}
+    todo = [(n, s) for n in cells for s in range(seeds) if (n, s) not in known]
+    progress = Progress("meter coverage", len(todo), unit="run")
+    for done, (name, seed) in enumerate(todo, start=1):
+        kept = recordings / name.replace(" ", "_") / f"{seed}.npz" if recordings else None
+        line = {"cell": name, **line_of(cells[name], seed, record(cells[name], seed, kept))}
+        found.append(line)
+        with lines.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        progress.show(done)
+    return found
+
+
+def table(cells: dict[str, Cell], lines: list[Any]) -> pd.DataFrame:
+    rows = []
+    for cell in cells:
+        of_cell = [line for line in lines if line["cell"] == cell]
+        for name in of_cell[0]["said"] if of_cell else ():
+            rows.append({"cell": cell, "momentum": name, **_row(of_cell, name)})
+    if len(rows) > 1:
+        numbers = pd.DataFrame(rows)
+        runs = numbers["runs"]
+        shares = {
+            share: (numbers[share] * runs).sum() / runs.sum()
+            for share in ("covered", "covered or rejected", "says nothing", "rejected")
+        }
+        rows.append({"cell": "all", "runs": runs.sum(), **shares})
+    return pd.DataFrame(rows)
+
+
+def _row(lines: list[Any], name: str) -> dict[str, Any]:
+    """Returns the figures of a cell. A model that is rejected has no set, and covers nothing."""
+    said = [line["said"][name] for line in lines]
+    readings = [Reading(*(one[field] for field in Reading._fields)) for one in said]
+    rejected = np.array([reading.rejected for reading in readings])
+    inside = [
+        any(low <= one["truth"] <= high for low, high in reading.pieces)
+        for one, reading in zip(said, readings, strict=True)
+    ]
+    covered = np.array(inside) & ~rejected
+    widths = [sum(high - low for low, high in reading.pieces) for reading in readings]
+    estimates = [one.estimate for one in readings if one.estimate is not None]
+    return {
+        "truth": np.mean([one["truth"] for one in said]),
+        "median": np.median(estimates) if estimates else np.nan,
+        "covered": covered.mean(),
+        "width": np.median(widths),
+        "strength": np.median([reading.strength for reading in readings]),
+        "says nothing": np.mean([reading.says_nothing for reading in readings]),
+        "in pieces": np.mean([len(reading.pieces) > 1 for reading in readings]),
+        "rejected": rejected.mean(),
+        "by steps alone": np.mean([line["steps_p"] < REJECTED for line in lines]),
+        "covered or rejected": (covered | rejected).mean(),
+        "seconds": np.median([line["seconds"] for line in lines]),
+        "runs": len(lines),
+    }
+
+
+def main() -> None:
+    parser = options(__doc__, "workdirs")
+    parser.add_argument("--cells", choices=tuple(CELLS), default="cover")
+    parser.add_argument("--seeds", type=int, default=100, help="runs of each cell")
+    parser.add_argument("--lines", type=Path, help="file of the runs that have ended")
+    parser.add_argument("--recordings", type=Path, help="folder in which records are kept")
+    arguments = parser.parse_args()
+    name = f"meter_coverage_{arguments.cells}"
+    cells = CELLS[arguments.cells]
+    lines = arguments.lines or arguments.out / f"{name}.jsonl"
+    found = measured(cells, lines, arguments.seeds, arguments.recordings)
+    publish(table(cells, found), arguments.out / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

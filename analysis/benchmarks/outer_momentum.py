@@ -1,4 +1,4 @@
-"""The meter on meetings: the momentum of SlowMo's and DiLoCo's outer step, read from noisy runs.
+"""The meter on meetings: the momentum of SlowMo's outer step, read from noisy runs.
 
     python -m analysis.benchmarks.outer_momentum
 
@@ -12,8 +12,9 @@ momentum mu of the outer step, in the mean over batches and for any number of no
                                                                                       Nesterov
 
 so a meeting is an update of momentum mu in a bowl of the *effective curvature* k. Derived here
-(compare LA and SLA in arXiv 2603.26954, of which we read the abstract). The meter's fit
-(`implicit_momentum/moments.py`) gets the steps of meetings, and k theta as their gradients.
+(compare LA and SLA in arXiv 2603.26954, of which we read the abstract). The meter
+(`implicit_momentum/moments.py`) gets SlowMo's steps of meetings over a, and k theta as their
+gradients: heavy ball, whose explicit momentum is mu and whose implicit one is 0.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ import pandas as pd
 import optdyn as od
 from analysis.benchmarks.record import options, publish
 from optdyn.base.trees import Params
-from optdyn.implicit_momentum.moments import Fit, NotIdentified, fit
+from optdyn.implicit_momentum.moments import Reading, products, two_terms
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import loop, trainer
 
@@ -95,34 +96,30 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
     return np.array(theta)
 
 
-def read(case: OuterCase, meetings: int, seed: int) -> Fit:
-    """Returns the meter's fit to a run, with a past gradient where the outer step is Nesterov's."""
+def read(case: OuterCase, meetings: int, seed: int) -> Reading:
+    """Returns the reading of explicit momentum in SlowMo's meetings."""
     theta = after_meetings(config_of(case, meetings, noise=1.0, seed=seed))
-    k = effective_curvature(case.period)
-    return fit([(np.diff(theta, axis=0), k * theta[:-1])], gradient_lags=int(case.nesterov))
+    gradients = effective_curvature(case.period) * theta[:-1]
+    steps = np.diff(theta, axis=0) / case.rate
+    return two_terms(list(products(steps, gradients, np.ones(len(steps)))))[1]
 
 
 def rows(seeds: int) -> Iterator[dict[str, Any]]:
     for case in CASES:
-        found = [fit for seed in range(seeds) if (fit := _unless_refused(case, seed))]
-        row = {"method": case.method, "H": case.period, "momentum": case.momentum}
-        row |= {"seeds": seeds, "read in": len(found)}
-        if found:
-            momenta, rates = np.array([(fit.phi[0], fit.eta[0]) for fit in found]).T
-            low, high = np.array([fit.phi_interval[0] for fit in found]).T
-            row["covered"] = int(((low <= case.momentum) & (case.momentum <= high)).sum())
-            row |= {"read": float(momenta.mean()), "deviation": float(momenta.std())}
-            row["half-width"] = float(np.median(high - low)) / 2
-            row["rate"] = case.rate * (1 + case.momentum * case.nesterov)
-            row["rate, read"] = float(rates.mean())
-        yield row
-
-
-def _unless_refused(case: OuterCase, seed: int) -> Fit | None:
-    try:
-        return read(case, MEETINGS, seed)
-    except NotIdentified:
-        return None
+        if case.nesterov:
+            continue
+        found = [read(case, MEETINGS, seed) for seed in range(seeds)]
+        covers = [any(a <= case.momentum <= b for a, b in it.pieces) for it in found]
+        yield {
+            "method": case.method,
+            "H": case.period,
+            "momentum": case.momentum,
+            "seeds": seeds,
+            "covered": sum(covers),
+            "read": np.median([it.estimate for it in found if it.estimate is not None]),
+            "width": np.median([sum(b - a for a, b in it.pieces) for it in found]),
+            "says nothing": sum(it.says_nothing for it in found),
+        }
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ ALONG, ACROSS = 0.96, 0.995  # of the distributions of K and S - K: together 95 
 REJECTED = 0.01  # a model with a p-value below it is not believed
 MOMENTA = 1 - np.geomspace(1, 1e-3, 100)  # that are tested, evenly in log(1 - mu)
 EXPLICIT = np.linspace(-0.98, 0.98, 81)
-FINER = 32  # places between two of these, interpolated
-THETAS = np.geomspace(1, 2e-3, 64) - 1  # of filters that are computed, others interpolated
+FINER = 16  # places between two of these, at which sums are interpolated
+THETAS = np.geomspace(1, 2e-3, 96) - 1  # of filters that are computed, others interpolated
 RIDGE = 1e-10  # of correlations, where instruments are collinear
 FORWARD = 64  # updates over which explicit momentum carries a step's noise
 
@@ -88,7 +88,8 @@ class Products(NamedTuple):
     def _theta(self, mu: float, nu: float) -> float:
         c = self.covariances
         here, before = (1 + nu**2) * c[:2] - nu * np.array([2 * c[1], c[0] + c[2]])
-        noises = max(self.noise, 0.0) / max(here - before, 1e-12 * here)  # lambda
+        tiny = np.finfo(float).tiny
+        noises = max(self.noise, 0.0) / max(here - before, 1e-12 * here, tiny)  # lambda
         rho = mu / (1 + mu**2 + noises * (1 - mu) ** 2)
         return float(-2 * rho / (1 + np.sqrt(1 - 4 * rho**2)))
 
@@ -293,7 +294,9 @@ def statistics(its: Sums, of: int = 0) -> Statistics:
         information = information - ratio * a[..., of, 1 - of]
         score = score - ratio * b[..., 1 - of]
     s = np.einsum("...i,...i->...", its.s, whitened)
-    return Statistics(s, score / np.sqrt(information), information)
+    known = information > 0  # but for rounding, where a run has next to no noise
+    root = score / np.sqrt(np.where(known, information, np.inf))
+    return Statistics(np.where(known, s, np.inf), root, information)
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
@@ -305,70 +308,71 @@ def _inverse(matrix: np.ndarray) -> np.ndarray:
 
 def implicit(its: Products | ReplicaProducts) -> Sums:
     """Returns the sums of one term at all MOMENTA, for `reading`."""
-    s, v, slope, cross, _ = zip(*(tested(its, mu) for mu in MOMENTA), strict=True)
-    return Sums(np.array(s), np.array(v), np.array(slope), np.array(cross), its.updates)
+    return _stacked([tested(its, mu) for mu in MOMENTA])
+
+
+def _stacked(at_each: Sequence[Sums]) -> Sums:
+    s, v, slope, cross, updates = zip(*at_each, strict=True)
+    return Sums(np.array(s), np.array(v), np.array(slope), np.array(cross), updates[0])
 
 
 def reading(its: Sums) -> Reading:
     """Returns the reading of implicit momentum from one term's sums, of all windows together."""
     if its.updates < FEWEST:
         return Reading(None, ((0.0, 1.0),), 1.0, 0.0, its.updates)
-    return _reading(MOMENTA, statistics(its), INSTRUMENTS - 1, its.updates, 0.0)
+    return _reading(MOMENTA, its, 0.0)
 
 
 def two_terms(its: Sequence[Products | ReplicaProducts]) -> tuple[Reading, Reading]:
     """Returns the readings of implicit and of explicit momentum, from steps that have both."""
     grids, coarse = (MOMENTA[::2], EXPLICIT), (4, 5)
 
-    def at(of: int, value: float, other: float) -> Statistics:
+    def at(of: int, value: float, other: float) -> Sums:
         mu, nu = (value, other) if of == 0 else (other, value)
-        return statistics(reduce(Sums.plus, (tested(part, mu, nu) for part in its)), of)
+        return reduce(Sums.plus, (tested(part, mu, nu) for part in its))
+
+    def s(of: int, value: float, other: float) -> float:
+        return float(statistics(at(of, value, other)).s)
 
     rough = [grid[::step] for grid, step in zip(grids, coarse, strict=True)]
-    surface = np.array([[at(0, mu, nu).s for nu in rough[1]] for mu in rough[0]])
-    readings, updates = [], sum(part.updates for part in its)
+    surface = np.array([[s(0, mu, nu) for nu in rough[1]] for mu in rough[0]])
+    readings = []
     for of, rows in enumerate((surface, surface.T)):
         points = []
         for i, value in enumerate(grids[of]):
             row, others = rows[min(round(i / coarse[of]), len(rows) - 1)], rough[1 - of]
             bounds = others[[max(row.argmin() - 2, 0), min(row.argmin() + 2, len(row) - 1)]]
             nuisance = scipy.optimize.minimize_scalar(
-                lambda other, of=of, value=value: float(at(of, value, other).s),
+                partial(s, of, value),
                 bounds=bounds,
                 method="bounded",
                 options={"xatol": 1e-4},
             ).x
             points.append(at(of, value, nuisance))
-        its_statistics = Statistics(*map(np.array, zip(*points, strict=True)))
-        freedom, least = INSTRUMENTS - 2, (0.0, -1.0)[of]
-        readings.append(_reading(grids[of], its_statistics, freedom, updates, least))
+        readings.append(_reading(grids[of], _stacked(points), (0.0, -1.0)[of], of))
     return readings[0], readings[1]
 
 
-def _reading(
-    momenta: np.ndarray, its: Statistics, freedom: int, updates: int, least: float
-) -> Reading:
-    """Returns the reading at momenta of [`least`, 1), interpolated between those tested."""
-    at, places = np.arange(len(momenta)), np.linspace(0, len(momenta) - 1, FINER * len(momenta))
+def _reading(momenta: np.ndarray, its: Sums, least: float, of: int = 0) -> Reading:
+    """Returns the reading at momenta of [`least`, 1), their sums interpolated in between."""
+    places = np.linspace(0, len(momenta) - 1, FINER * (len(momenta) - 1) + 1)
 
     def finer(values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.interp(places, at, values))
+        return scipy.interpolate.CubicSpline(np.arange(len(momenta)), values)(places)
 
-    values, k = finer(momenta), finer(its.root) ** 2
-    across = finer(its.s - its.root**2)
-    quantile = scipy.stats.chi2.ppf
-    inside = (k <= quantile(ALONG, 1)) & (across <= quantile(ACROSS, freedom))
+    values, (s, v, slope, cross) = finer(momenta), map(finer, its[:-1])
+    sums = Sums(s, v, slope, cross, its.updates)
+    found, freedom = statistics(sums, of), INSTRUMENTS - its.slope.shape[1]
+    along, quantile = found.root**2, scipy.stats.chi2.ppf
+    inside = (along <= quantile(ALONG, 1)) & (found.s - along <= quantile(ACROSS, freedom))
     edges = np.flatnonzero(np.diff(np.concatenate([[0], inside, [0]])))
-    ends = [*values[:-1], 1.0]
-    ends[0] = least
+    ends = [least, *values[1:-1], 1.0]
     pieces = tuple((float(ends[a]), float(ends[b - 1])) for a, b in edges.reshape(-1, 2))
-    s = k + across
-    best = int(np.where(inside, s, np.inf).argmin() if pieces else s.argmin())
-    information = finer(its.information)[best]
+    best = int(np.where(inside, found.s, np.inf).argmin() if pieces else found.s.argmin())
     return Reading(
         estimate=float(values[best]) if pieces else None,
         pieces=pieces,
-        p=float(scipy.stats.chi2.sf(s.min(), freedom)),
-        strength=float((1 - values[best]) ** 2 * information),
-        updates=updates,
+        p=float(scipy.stats.chi2.sf(found.s.min(), freedom)),
+        strength=float((1 - values[best]) ** 2 * found.information[best]),
+        updates=its.updates,
     )

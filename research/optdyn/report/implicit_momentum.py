@@ -120,15 +120,15 @@ def rows(recorded: Sequence[Recorded], terms: int = 1) -> list[Row]:
     alone, pooled = [], []
     for seeds in settings.values():
         found = [list(one.sums() if terms == 1 else one.products()) for one in seeds]
-        alone += [_row(one, one.name, its) for one, its in zip(seeds, found, strict=True)]
+        alone += [_row(one, one.name, its, terms) for one, its in zip(seeds, found, strict=True)]
         if len(seeds) > 1:
             name = f"{seeds[0].name} and {len(seeds) - 1} more"
-            pooled.append(_row(seeds[0], name, [part for its in found for part in its]))
+            pooled.append(_row(seeds[0], name, [part for its in found for part in its], terms))
     order = [one.name for one in recorded]
     return sorted(alone, key=lambda row: order.index(row["run"])) + pooled
 
 
-def _row(one: Recorded, name: str, its: Sequence[Any]) -> Row:
+def _row(one: Recorded, name: str, its: Sequence[Any], terms: int) -> Row:
     expected = 1 - 1 / groups_of(one.config) if memoryless(one.config) else None
     row = {
         "run": name,
@@ -136,7 +136,7 @@ def _row(one: Recorded, name: str, its: Sequence[Any]) -> Row:
         "explicit_momentum": one.config["optimizer"].get("momentum", 0.0),
         "theory_momentum": expected,
     }
-    if its and isinstance(its[0], WindowSums):
+    if terms == 1:
         return row | as_row(together(its))
     implicit, explicit = moments.two_terms(its)
     ages = [window.ages for window in one.windows]
