@@ -52,7 +52,7 @@ REJECTED = 0.01  # a model with a p-value below it is not believed
 MOMENTA = 1 - np.geomspace(1, 1e-3, 100)  # that are tested, evenly in log(1 - mu)
 EXPLICIT = np.linspace(-0.98, 0.98, 81)
 FINER = 16  # places between two of these, at which sums are interpolated
-THETAS = np.geomspace(1, 2e-3, 96) - 1  # of filters that are computed, others interpolated
+THETAS = np.geomspace(1, 2e-3, 56) - 1  # of filters that are computed, others interpolated
 RIDGE = 1e-10  # of correlations, where instruments are collinear
 FORWARD = 64  # updates over which explicit momentum carries a step's noise
 
@@ -268,9 +268,10 @@ def tested(its: Products | ReplicaProducts, mu: float, nu: float | None = None) 
 
 def _filtered(values: np.ndarray, theta: float) -> np.ndarray:
     place = np.log1p(theta) / np.log1p(THETAS[-1]) * (len(THETAS) - 1)
-    first = min(int(place), len(THETAS) - 2)
-    part = np.float32(place - first)
-    return (1 - part) * values[first] + part * values[first + 1]
+    first = min(int(place), len(THETAS) - 3)
+    x = place - first
+    weights = np.float32([(x - 1) * (x - 2) / 2, x * (2 - x), x * (x - 1) / 2])
+    return np.tensordot(weights, values[first : first + 3], axes=1)
 
 
 class Statistics(NamedTuple):
