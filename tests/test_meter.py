@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
-from optdyn.implicit_momentum.readings import Windows, in_place, shortened, steered
+from optdyn.implicit_momentum.moments import Reading
+from optdyn.implicit_momentum.readings import Windows, as_row, from_row, in_place, steered
 from optdyn.methods.compose import METERED
 from optdyn.train import single, trainer
-from optdyn.train.meter import is_plain, lags
 from optdyn.train.workdir import SKETCHES
 
 CHECKPOINT_EVERY = 20
@@ -26,7 +26,7 @@ PROBED = {
     "probes.momentum": True,
     "probes.window": 230,
     "probes.every": 260,
-    "data.replacement": True,  # in epochs of 25 updates F is below 25
+    "data.replacement": True,
 }
 
 
@@ -71,18 +71,14 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, ro
     # The same floats of another compilation.
     np.testing.assert_allclose(kept, updates[at], atol=1e-6)
     logged = {row["step"]: row for row in rows(workdir)}
-    with_reading = [step for step, row in logged.items() if any("implicit" in k for k in row)]
-    assert with_reading == [240, 500, 560]
-    first = logged[240]
-    assert first["implicit_momentum_low"] < first["implicit_momentum"]
-    assert first["implicit_momentum"] < first["implicit_momentum_high"]
-    assert "implicit_momentum_refused" in logged[560]  # 40 updates are too few
-    assert not any(name.endswith("refused") for name in summary)  # as all windows together are not
-    assert summary["implicit_momentum_low"] < 0.75 < summary["implicit_momentum_high"]
-    # Plain SGD moves by its raw steps.
-    assert summary["fitted_momentum"] == pytest.approx(summary["implicit_momentum"], abs=1e-3)
-    rate = summary["effective_learning_rate"]
-    assert rate == pytest.approx(0.3 / 4, rel=0.5)  # alpha / g, within some three standard errors
+    readings = {step: from_row(row) for step, row in logged.items()}
+    assert [step for step, reading in readings.items() if reading] == [240, 500, 560]
+    first, whole_run = readings[240], from_row(summary)
+    (low, high), *_ = first.pieces
+    assert low <= first.estimate <= high
+    assert readings[560].says_nothing  # 40 updates are too few
+    assert whole_run.updates == first.updates + readings[500].updates + readings[560].updates
+    assert any(low < 0.75 < high for low, high in whole_run.pieces)
 
 
 def stopped(config, workdir, step):
@@ -108,46 +104,24 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
     assert np.load(tmp_path / SKETCHES).tobytes() == np.load(workdir / SKETCHES).tobytes()
 
 
-def test_a_run_whose_windows_are_refused_together_has_no_reading_of_its_last_one():
-    last = {"step": 560, "implicit_momentum": 0.9, "implicit_momentum_p": 0.5}
-    last |= {"fitted_momentum": 0.9, "effective_learning_rate": 0.1}
-    refused = {"implicit_momentum_refused": "weak"}
-    assert in_place(last, refused) == {"step": 560, **refused}
+def reading(estimate, low, high):
+    return Reading(estimate, ((low, high),), 0.5, 9.0, 300)
+
+
+def test_the_reading_of_all_windows_takes_the_place_of_the_last_one():
+    last = {"step": 560, **as_row(reading(0.9, 0.8, 0.95))}
+    no_term = as_row(Reading(None, (), 1e-9, 9.0, 300))
+    assert "implicit_momentum" not in no_term
+    assert in_place(last, no_term) == {"step": 560, **no_term}
     assert in_place(last, {}) == last  # no window but its own
-
-
-def test_explicit_momentum_is_a_lag_of_its_own(config):
-    assert lags(config({"optimizer.momentum": 0.5})) == 2
-    assert lags(config({"optimizer.momentum": 0.0})) == 1
-    assert lags(config({"method.name": "sync", "optimizer.momentum": 0.5})) == 1
-    # A total of 0 is reached by a momentum below 0, which displacements have and raw steps do not.
-    steered_to_0 = config({"optimizer.momentum": 0.0, "probes.steer": True})
-    assert lags(steered_to_0) == 2 and not is_plain(steered_to_0)
-    assert is_plain(config({"optimizer.momentum": 0.0}))
-    for other in ("adam", "soap"):  # no polynomial: only raw steps are read
-        assert lags(config({"optimizer.name": other})) == 0
-
-
-def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
-    """A warm-up begins with one: its step over its rate is no number, and was called divergence."""
-    warm = {"method.name": "sync", "optimizer.momentum": 0.5, "optimizer.warmup_steps": 9}
-    summary = trainer.train(config(PROBED | warm | {"steps": 230}), tmp_path)
-    assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
+    assert from_row(last) == reading(0.9, 0.8, 0.95) and from_row({"step": 1}) is None
 
 
 def test_steering_follows_the_readings(config, tmp_path, rows):
     """mu = 0 until the first, then the total less their mean by precision; resumed likewise."""
-    readings = [(0.9, 0.1), (0.96, 0.05)]
-    log = [{"step": 0}, {"step": 100, "implicit_momentum_refused": "weak"}]
-    log += [
-        {
-            "step": 200 + 100 * i,
-            "implicit_momentum": value,
-            "implicit_momentum_low": value - half,
-            "implicit_momentum_high": value + half,
-        }
-        for i, (value, half) in enumerate(readings)
-    ]
+    log = [{"step": 0}, {"step": 100, **as_row(reading(0.3, 0.0, 1.0))}]  # which says nothing
+    readings = [reading(0.9, 0.8, 1.0), reading(0.96, 0.91, 1.01)]
+    log += [{"step": 200 + 100 * i, **as_row(one)} for i, one in enumerate(readings)]
     (start, first), (one, after), (two, then) = steered(log, 0.8)
     assert (start, first) == (0, 0.0) and (one, two) == (200, 300)
     assert after == pytest.approx(0.8 - 0.9)
@@ -156,17 +130,9 @@ def test_steering_follows_the_readings(config, tmp_path, rows):
     summary = trainer.train(config(values), tmp_path / "whole")
     explicit = {row["step"]: row["explicit_momentum"] for row in rows(tmp_path / "whole")}
     assert explicit[0] == explicit[240] == 0.0
-    reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
-    assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
+    row = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
+    assert explicit[260] == pytest.approx(0.6 - row["implicit_momentum"])
     stopped(config(values), tmp_path / "halved", 300)
     resumed = trainer.train(config(values), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
-
-
-def test_folding_a_sketch_is_a_shorter_sketch():
-    rng = np.random.default_rng(0)
-    vector, signs = rng.normal(size=4096), rng.choice([-1.0, 1.0], 4096)
-    long = (vector * signs).reshape(-1, 1024).sum(0)[None]
-    assert np.allclose(shortened(long, 2**13)[0], (vector * signs).reshape(-1, 512).sum(0))
-    assert shortened(long, 2**12).shape == (1, 1024)

@@ -8,6 +8,8 @@ import pytest
 from optdyn.base.flag_parser import invocation
 from optdyn.cli.train import ending_lines
 from optdyn.cli.tune import tuning_lines
+from optdyn.implicit_momentum.moments import Reading
+from optdyn.implicit_momentum.readings import as_row
 
 RUN = {
     **{"status": "completed", "step": 2000, "steps": 2000, "simulated_seconds": 13.4371},
@@ -55,23 +57,19 @@ def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
 
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
-    low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}
-    meter = {"implicit_momentum": 0.527, "implicit_momentum_p": 0.3, **low, **high}
+    meter = as_row(Reading(0.527, ((0.456, 0.598),), 0.3, 20.0, 400))
     metered = list(ending_lines(RUN | meter, Path("a"), "report"))
-    assert metered[1].endswith(", implicit momentum 0.527 (0.456 to 0.598)")
+    assert metered[1].endswith(", implicit momentum 0.527 (95 %: 0.456 to 0.598)")
     assert metered[2] == "next: optdyn report --workdir=a"
-    doubted = list(ending_lines(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a"), "report"))
-    assert doubted[1].endswith(" (0.456 to 0.598; but no one term of momentum, p = 2e-07)")
-    # A meter that refuses to say anything has no figure.
-    assert (
-        "momentum"
-        not in list(ending_lines(RUN | {"implicit_momentum": None}, Path("a"), "report"))[1]
-    )
+    doubted = as_row(Reading(None, (), 2e-7, 20.0, 400))
+    lines = list(ending_lines(RUN | doubted, Path("a"), "report"))
+    assert lines[1].endswith(", implicit momentum (95 %: no single term fits (p = 2e-07))")
+    assert "momentum" not in list(ending_lines(RUN, Path("a"), "report"))[1]
     recording = {"status": "completed", "step": 10, "steps": 10, "replicas": 400, "train_loss": 2.0}
     assert list(ending_lines(recording, Path("a"), "momentum")) == [
         "completed: 400 replicas of 10 updates",
         "training loss 2",
-        "next: optdyn momentum --workdir=a",
+        "next: optdyn momentum a",
     ]
     # It was interrupted before it had any figure.
     assert list(ending_lines({"status": "interrupted", "signal": 15}, Path("a"), "report")) == [

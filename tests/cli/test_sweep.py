@@ -370,7 +370,7 @@ from optdyn.train.grid import Grid, product
 
 def get_config():
     base = od.config("quickstart").with_(
-        {"cluster.nodes": 2},
+        {"cluster.nodes": 2, "data.replacement": True},
         model=od.Quadratic(dimension=4),
         method=od.Asynchronous(groups=2),
         optimizer=od.SGD(learning_rate=0.5),

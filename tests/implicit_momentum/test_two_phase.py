@@ -11,8 +11,6 @@ from analysis.benchmarks.outer_momentum import (
     read,
 )
 
-REFUSED = "slowmo 0 8", "diloco 0.5 8"  # mostly: such steps say little of those to come
-
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_without_noise_meetings_are_what_the_closed_form_says(case):
@@ -27,11 +25,8 @@ def test_without_noise_meetings_are_what_the_closed_form_says(case):
     np.testing.assert_allclose(theta, again, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in REFUSED], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.nesterov], ids=str)
 def test_the_meter_reads_the_outer_momentum_of_noisy_meetings(case):
-    """Within four of its standard errors, which one run in 16,000 is not.
-
-    Of DiLoCo's 40 runs with H = 32 it refuses 8, that of seed 1 among them: it reads 1.03 there.
-    """
-    found = read(case, meetings=400, seed=2)
-    assert abs(found.phi[0] - case.momentum) < 4 * found.phi_error[0]
+    reading = read(case, meetings=300, seed=2)
+    assert any(low <= case.momentum <= high for low, high in reading.pieces) and reading.p > 0.01
+    assert sum(high - low for low, high in reading.pieces) < 0.6

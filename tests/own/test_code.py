@@ -30,7 +30,7 @@ from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Config, read, to_json
 from optdyn.implicit_momentum.lags import groups_of
 from optdyn.race.race import race
-from optdyn.report import implicit_momentum, penalties, report, tables, windows
+from optdyn.report import implicit_momentum, penalties, report, tables
 from optdyn.report.relevant_keys import affects_run
 from optdyn.report.tables import TableError, points
 from optdyn.train import checks
@@ -257,12 +257,10 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, keys):
         inner[last] = NAMED[key]
     write_json(run, written)
     assert report.main([f"--workdir={run}"]) == 0
-    assert implicit_momentum.main([f"--workdir={run}"]) == 2
+    assert implicit_momentum.main([str(run)]) == 2
     assert any("theirs" in line for line in show.difference_lines(trained[1], run))
-    metered = windows.MeteredRun("theirs", written, [], 0.1, 0.0)
     for page, error in (
-        (lambda: windows.load(run), TableError),
-        (lambda: windows.fit(metered), ConfigError),
+        (lambda: implicit_momentum.load(run), TableError),
         (lambda: network.read_daso(points(run)[0], run), ConfigError),
         (lambda: read(written), ConfigError),
     ):
@@ -515,7 +513,7 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
 
 
 def test_recordings_and_grids_are_refused_likewise(own, folder, files):
-    recording = {"replicas.count": 2, "steps": 5}
+    recording = {"replicas.count": 2, "steps": 5, "data.replacement": True}
     made = record(own(**recording), folder / "recorded")
     grid = Grid(own(), [{"seed": 1}, {"seed": 2}])
     train(own(seed=2, steps=10), folder / "grid" / "points" / "seed=2")

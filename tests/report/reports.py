@@ -6,10 +6,13 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from optdyn.implicit_momentum.moments import Reading
+from optdyn.implicit_momentum.readings import as_row
 from optdyn.report import report
 from optdyn.report.page import Section
 
 VOID = {"meta", "img", "wbr"}
+READ = Reading(0.74, ((0.71, 0.78),), 0.4, 50.0, 96)
 
 
 def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> None:
@@ -52,25 +55,13 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
         (folder / "summary.json").write_text(json.dumps(final))
 
 
-def recording(folder: Path, groups: int, **fit) -> None:
-    """A fitted recording of replicas, without its trajectories."""
+def recording(folder: Path, groups: int, reading: Reading = READ) -> None:
+    """A recording of replicas that was read, without its trajectories."""
     keys = {"replicas__count": 8, "optimizer__learning_rate": 0.4, "method__groups": groups}
     keys |= {"steps": 12, "model__name": "mlp", "batch_size": 128, "data__train_examples": 250}
     run(folder, [1.0], histogram=[8, 2], **keys)
     (folder / "metrics.jsonl").unlink()
-    found = {
-        "groups": groups,
-        "explicit_momentum": 0.0,
-        "config_learning_rate": 0.4,
-        "reason": "",
-        "momentum": 0.74,
-        "momentum_interval": [0.71, 0.78],
-        "learning_rate": 0.101,
-        "learning_rate_interval": [0.09, 0.11],
-        "theory_momentum": 1 - 1 / groups,
-        "least_squares_momentum": 0.6,
-        "instrument_strength": 50.0,
-    } | fit
+    found = {"groups": groups, **as_row(reading)}
     (folder / "implicit_momentum.json").write_text(json.dumps(found))
 
 

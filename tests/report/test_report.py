@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
+from optdyn.implicit_momentum.moments import Reading
 from optdyn.report import figures, headline, report, run_tables, tables
 from tests.report.reports import Page, page, recording, rows, run, svg
 
@@ -25,8 +26,7 @@ def sweep(tmp_path_factory) -> Path:
     run(points / "g4-kept", [2.0, 0.2, None], "diverged", optimizer__momentum=0.9, **four)
     run(points / "g16", [2.0, 1.2], "interrupted", method__groups=16, optimizer__momentum=0.9)
     recording(points / "fit-g4", 4)
-    refused = {"momentum": None, "momentum_interval": [None, None], "reason": "weak <instruments>"}
-    recording(points / "fit-g2", 2, learning_rate=None, **refused)
+    recording(points / "fit-g2", 2, Reading(None, (), 1e-7, 90.0, 96))
     return workdir
 
 
@@ -82,14 +82,14 @@ def test_line_styles_tell_a_kept_momentum_from_an_adapted_one(tmp_path):
     assert "Dashed: momentum chosen for the number of groups." in text
 
 
-def test_fits_stand_beside_theory_with_interval_and_reason(written):
+def test_readings_of_replicas_stand_beside_theory_with_their_sets(written):
     text, parsed = written
     table = {row["recording"]: row for row in rows(parsed.tables[-1])}
-    good, refused = table["fit-g4"], table["fit-g2"]
-    assert good["fitted momentum"] == "0.74(0.71 – 0.78)"
-    assert (good["theory"], good["least squares"], good["α/g"]) == ("0.75", "0.6", "0.1")
-    assert refused["refused"] == "weak <instruments>"
-    assert refused["fitted momentum"] == refused["effective learning rate"] == "–"
+    good, rejected = table["fit-g4"], table["fit-g2"]
+    assert (good["implicit momentum"], good["95 % set"]) == ("0.74", "0.71 to 0.78")
+    assert (good["theory"], good["strength"]) == ("0.75", "50")
+    assert rejected["95 % set"] == "no single term fits (p = 1e-07)"
+    assert rejected["implicit momentum"] == "–"
     assert "2 recordings of replicas" in text
     scope = "8 replicas of the first 12 updates of mlp, in batches of 128 of 250 examples."
     assert f"g = 4: {scope}" in text
@@ -193,7 +193,7 @@ def test_numbers_sort_as_numbers(written):
     for shown, sort in ((">1,000<", ""), ("not reached", "Infinity"), (">–<", "Infinity")):
         for cell in re.findall(rf"<td[^>]*{shown}", written[0]):
             assert f'data-sort="{sort}' in cell
-    assert re.search(r'data-sort="0.74">0.74 <span class="range">', written[0])
+    assert re.search(r'data-sort="50.0">50<', written[0])
 
 
 LABEL = re.compile(r"<!-- (.*?) -->")

@@ -105,7 +105,7 @@ def test_the_meter_records_windows_and_reads_those_since_the_last_log_point(conf
     assert meter._rows.any(axis=(1, 2)).nonzero()[0].tolist() == [54] and asked == [10]
     assert meter._rows[54].tolist() == [[1, 2, 3, 4]] * 3
     assert last.row == {"implicit_momentum": 0.5}
-    summary = {"step": 14, "implicit_momentum_refused": "few", "loss": 1}
+    summary = {"step": 14, "implicit_momentum_p": 0.2, "loss": 1}
     for _ in range(2):  # the second time no window has ended, and what there is stays
         meter.end(last, summary)
         assert summary == {"step": 14, "loss": 1, "implicit_momentum": 0.5}
