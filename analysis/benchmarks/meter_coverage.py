@@ -7,6 +7,7 @@ momentum, how wide they are, how many say nothing, and how often the model is re
     widths     g = 4, beside which `cover` has g = 16 and synchronous runs
     terms      explicit momentum beside implicit: two terms of the parameters' own steps
     laws       laws of service that are not one term of momentum
+    methods    other methods than asynchronous groups
     races      real workers on this machine (extra `ray`); the truth is E tau / (1 + E tau)
 
 Runs that have ended are in a file of lines and are not done again. With `--recordings=DIR` their
@@ -74,6 +75,8 @@ class Cell(NamedTuple):
     staleness_bound: int = -1
     windows: int = 1  # of equal length, pooled
     race: bool = False
+    method: od.MethodStack | None = None  # in place of asynchronous groups, each with a node
+    nodes: int = 0  # 0: as many as groups
 
 
 ADAM = od.Adam(1e-3)
@@ -105,6 +108,12 @@ CELLS: dict[str, dict[str, Cell]] = {
         "MLP, constant, g = 4": Cell(4, law=od.Constant()),
         "MLP, bounded by 4, g = 4": Cell(4, staleness_bound=4),
     },
+    "methods": {
+        "MLP, synchronous, 4 nodes": Cell(1, nodes=4),
+        "MLP, Ringmaster, g = 4": Cell(4, method=od.Ringmaster(groups=4)),
+        "MLP, DiLoCo, 4 nodes": Cell(1, method=od.DiLoCo(period=8), nodes=4),
+        "MLP, local SGD, 4 nodes": Cell(1, method=od.ModelAveraging(period=8), nodes=4),
+    },
     "races": {f"MLP, a race of {g}": Cell(g, race=True) for g in (2, 4)},
 }
 
@@ -116,8 +125,8 @@ def config_of(cell: Cell, seed: int) -> od.Experiment:
         model=model,
         data=data,
         optimizer=cell.optimizer,
-        method=many if cell.groups > 1 else od.Sync(),
-        cluster=od.Cluster(nodes=cell.groups, service=cell.law),
+        method=cell.method or (many if cell.groups > 1 else od.Sync()),
+        cluster=od.Cluster(nodes=cell.nodes or cell.groups, service=cell.law),
         batch_size=cell.batch,
         steps=STEPS,
         log_every=STEPS,
@@ -147,7 +156,7 @@ def record(cell: Cell, seed: int, kept: Path | None) -> Record:
 
 
 def _simulated(cell: Cell, config: od.Experiment) -> Record:
-    line = config.timeline(steps_per_epoch=1, update_bytes=0)
+    line = config.timeline()
     late = float(line.staleness.mean())
     memoryless = 1 - 1 / cell.groups
     truth = late / (1 + late) if cell.staleness_bound >= 0 else memoryless
@@ -257,6 +266,22 @@ def _row(lines: list[Any], name: str) -> dict[str, Any]:
     }
 
 
+def by_strength(lines: list[Any]) -> list[dict[str, float]]:
+    """Returns a row a tenth of all runs, from the weakest to the strongest."""
+    runs = pd.DataFrame([_run(line["said"]["implicit"]) for line in lines])
+    tenth = pd.qcut(runs["strength"].rank(method="first"), 10, labels=False)
+    found = runs.groupby(tenth).agg({"strength": "median", "covered": "mean", "nothing": "mean"})
+    return found.assign(runs=runs.groupby(tenth).size()).to_dict("records")
+
+
+def _run(said: dict[str, Any]) -> dict[str, float]:
+    reading = Reading(*(said[field] for field in Reading._fields))
+    inside = any(low <= said["truth"] <= high for low, high in reading.pieces)
+    covered = inside and not reading.rejected
+    nothing = tuple(reading.pieces[0]) == (0, 1) if reading.pieces else False
+    return {"strength": reading.strength, "covered": covered, "nothing": nothing}
+
+
 def main() -> None:
     parser = options(__doc__, "workdirs")
     parser.add_argument("--cells", choices=tuple(CELLS), default="cover")
@@ -268,7 +293,9 @@ def main() -> None:
     cells = CELLS[arguments.cells]
     lines = arguments.lines or arguments.out / f"{name}.jsonl"
     found = measured(cells, lines, arguments.seeds, arguments.recordings)
-    publish(table(cells, found), arguments.out / f"{name}.json")
+    first = {line["cell"]: line["said"] for line in found if line["seed"] == 0}
+    about = {"first": first, "by_strength": by_strength(found)}
+    publish(table(cells, found), arguments.out / f"{name}.json", **about)
 
 
 if __name__ == "__main__":

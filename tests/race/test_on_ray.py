@@ -102,3 +102,24 @@ def test_whoever_has_ended_for_good(ended, parts, error, message):
     keeping = ["kept", ended if ended and "part" in ended else "kept too"] if parts else []
     with pytest.raises(error, match=message) if error else contextlib.nullcontext():
         on_ray.check_alive(fake, workers, keeping)
+
+
+def test_workers_are_asked_for_by_the_names_that_ray_has(monkeypatch):
+    """A rename had reached one of them, and no race could begin."""
+
+    class AskedError(Exception):
+        pass
+
+    def options(**asked):
+        raise AskedError(*asked)
+
+    ray = SimpleNamespace(remote=lambda actor: SimpleNamespace(options=options))
+    monkeypatch.setattr(on_ray, "connected_ray", lambda address: contextlib.nullcontext(ray))
+    config = SimpleNamespace(methods=SimpleNamespace(groups=2), with_=lambda **keys: None)
+    with (
+        pytest.raises(AskedError) as caught,
+        on_ray.ray_workers(SimpleNamespace(config=config, code=None)),
+    ):
+        pass
+    of_ray = {"num_cpus", "num_gpus", "scheduling_strategy", "runtime_env"}
+    assert set(caught.value.args) == of_ray | {"max_restarts", "max_task_retries"}

@@ -101,7 +101,7 @@ def ray_workers(
         variables = MEMORY | ({"NPROC": threads, "OMP_NUM_THREADS": threads} if here else {})
         shared = {
             "num_cpus": 0,  # more groups than cores may share them
-            "scheduling_method": "SPREAD",
+            "scheduling_strategy": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
         config = run.config.with_(code=run.code)  # for an actor that is replaced later
