@@ -22,7 +22,7 @@ ABOUT = {
     "race": "real workers",
     "train": "program, loop, hooks",
     "experiment": "what determines a run",
-    "momentum": "implicit momentum",
+    "implicit_momentum": "the meter's equations",
     "methods": "rules, a family a file",
     "problem": "models, data, losses",
     "optimizers": "optimizers, schedules",

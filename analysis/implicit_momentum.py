@@ -1,4 +1,4 @@
-"""Implicit momentum of recorded runs: `python analysis/implicit_momentum.py --workdir=DIR`."""
+"""Implicit momentum of recorded runs: `python analysis/implicit_momentum.py DIR`."""
 
 from optdyn.cli.main import run
 

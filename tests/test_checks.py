@@ -129,7 +129,10 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     ("values", "name"),
     [
         ({"steps": 2**31 - 1}, "config.steps = 2,147,483,647, of 4 workers: their timeline"),
-        ({"replicas.count": 2**31 - 1}, "config.steps = 60 x config.replicas.count"),
+        (
+            {"replicas.count": 2**31 - 1, "data.replacement": True},
+            "config.steps = 60 x config.replicas.count",
+        ),
         ({"cluster.nodes": 2**20}, "config.steps = 60, of 1,048,576 workers"),
         ({"batch_size": 2**30, "data.replacement": True}, "config.batch_size = 1,073,741,824"),
         ({"data.train_examples": 2**31 - 1}, "config.data.train_examples = 2,147,483,647"),

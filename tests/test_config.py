@@ -56,7 +56,7 @@ GOOD = [
     | {"optimizer.options": {"gamma": 0.1, "staleness": 3}},
     {"cluster.service.name": "gamma", "cluster.service.variation": 0.0}
     | {"checkpoint_every": 0, "seed": 2**32 - 1, "model.hidden": ()},
-    {"model.name": "cnn", "model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
+    {"model.name": "cnn", "model.lowering": "gemm", "model.channels": (4,)},
     LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},
     LOCAL | {"cluster.nodes": 4, "method.variant": "chunked", "method.chunks": 8},
     LOCAL | {"method.shared_heads": True, "method.variant": "overlapping"},

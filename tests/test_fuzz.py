@@ -93,7 +93,7 @@ def bases(folder):
         "local": made(learning, next(points(local.get_config("mlp")))),
         "transformer": made(text),
         "quadratic": made(quadratic | grouped),
-        "replicas": made(quadratic | grouped | {"replicas.count": 4, "replicas.matching": (0.5,)}),
+        "replicas": made(quadratic | grouped | {"replicas.count": 4, "data.replacement": True}),
         "metered": made(quadratic | {"probes.momentum": True, "probes.window": 60, "steps": 400}),
         "averaged": made(quadratic | {"method.name": "model_averaging", "cluster.nodes": 2}),
         "plan": made(cnn, plan.get_config()),

@@ -28,7 +28,7 @@ from optdyn.clock.trace import read_trace
 from optdyn.problem.data import folder as own_images
 from optdyn.race import race as racing
 from optdyn.race.worker import Workers, make_compute
-from optdyn.report import export, raced, report, tables, windows
+from optdyn.report import export, implicit_momentum, raced, report, tables
 from optdyn.train import batched_runs, trainer, versions
 from optdyn.train.checkpoints import latest
 from optdyn.train.grid import Grid
@@ -391,7 +391,7 @@ def test_reports_of_spoilt_runs(saved, tmp_path, kind, seed, count):
         "report": report.write,
         "tables": tables.load,
         "tidy": tables.tidy,
-        "windows": lambda folder: windows.fit(windows.load(folder_of(folder))),
+        "momentum": lambda folder: implicit_momentum.of_folder(folder_of(folder)),
         "race": lambda folder: raced.load(folder_of(folder)),
         "export": lambda folder: export.to_wandb(
             MagicMock(), tables.points(folder), "x", folder, offline=True

@@ -17,7 +17,7 @@ MODULES = [
 ]
 TABLES = [(m, table) for m in MODULES for table in getattr(m, "TABLES", [None])]
 COUNTS = {"dynamic_batch-disturbed": 10, "meter-None": 4, "quickstart-None": 608, "local-mlp": 12}
-SMALL = {"quadratic": 5, "calibration": 6, "mlp": 3, "matching": 1, "laws": 4}
+SMALL = {"quadratic": 5, "calibration": 6, "mlp": 3, "laws": 4}
 COUNTS |= {f"implicit_momentum-{table}": count for table, count in SMALL.items()}
 
 

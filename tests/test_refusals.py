@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
 
 from optdyn import experiment, methods
@@ -325,7 +324,8 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "data.streaming=True": "data.streaming: excludes config.replicas.count, whose objective is",
         "data.dirichlet=0.5 cluster.nodes=2": "data.dirichlet: excludes config.replicas.count",
         "probes.momentum=True": "probes.momentum: excludes config.replicas.count, as replicas are",
-        "replicas.matching=(0.5,) optimizer.name=adam": "replicas.matching: needs",
+        "data.replacement=False": "data.replacement: must be True with config.replicas.count, as a",
+        "optimizer.name=adam data.replacement=True": "replicas.count: needs config.optimizer",
     },
     "cluster.pieces.conv_compute=1.0": {
         "cluster.pieces.conv_compute=0 cluster.pieces.fc=0.1": "cluster.pieces.conv_compute: must",
@@ -522,7 +522,6 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
 }
 
 CONSTANT = ("local", "stale_pipeline")  # methods that need a service time of that name
-ARRAYS = {"probes.momentum": True, "optimizer": optax.adam(0.1)}  # which no command line gives
 
 
 def rows():
@@ -575,7 +574,6 @@ def test_each_row_of_the_joins_is_provoked(monkeypatch):
     for given, said in rows():
         values = {k: Text(v) for k, v in (one.split("=", 1) for one in given.split())}
         assert is_said(refusal(values), said)
-    assert "needs the learning rate" in refusal(ARRAYS)
     missed = [
         f"{path}:{call.lineno}: {ast.unparse(call)}"
         for path in [experiment.__file__, *map(str, Path(methods.__file__).parent.rglob("*.py"))]

@@ -15,7 +15,7 @@ optdyn papers --workdir=workdirs/papers --only=waiting
 ```"""
 HOW = """*n* seeds report it; brackets are 95 % intervals. The last column has the commit of the
 rule and what completes `optdyn papers --workdir=DIR` in an installed checkout of commit 2e47dab,
-which has the code and the records of all rows."""
+which has the code and the records of all rows but the first: its are here."""
 
 
 def read() -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Fits of the implicit momentum of asynchrony: one table a question.
+"""Replicas whose implicit momentum is read: one table a question.
 
 `--config=configs/grids/implicit_momentum.py:TABLE` with TABLE one of
 
     quadratic    noiseless quadratic, g = 2, ..., 32 memoryless workers, against 1 - 1/g
     calibration  synchronous MLP and CNN with a known explicit momentum: is it recovered?
-    mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g and alpha / g
+    mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g
     two_lags     with explicit momentum: (1 - mu L)(1 - (1 - 1/g) L)
-    matching     the synchronous momentum with the nearest mean trajectory
     laws         g = 4 and other service laws than memoryless: how far from one term?
 
+`optdyn momentum DIR --terms=2` reads explicit momentum, too, of calibration and two_lags.
 The transient has the information: windows are a few g updates long, and batches are drawn
 independently, as in theory.
 """
@@ -101,19 +101,6 @@ def two_lags() -> Iterator[Point]:
             }
 
 
-def matching() -> Iterator[Point]:
-    # A small step, for the spread of the replicas takes E grad f(x) away from grad f(E x).
-    yield {
-        "name": "g4",
-        **MLP,
-        **asynchronous(4),
-        "optimizer.learning_rate": 0.1,
-        "steps": 24,
-        "replicas.count": 200,
-        "replicas.matching": (0.6, 0.7, 0.75, 0.8, 0.9),
-    }
-
-
 def laws() -> Iterator[Point]:
     for name, law in LAWS.items():
         yield {
@@ -139,6 +126,4 @@ def asynchronous(groups: int) -> Point:
     }
 
 
-TABLES = {
-    table.__name__: table for table in (quadratic, calibration, mlp, cnn, two_lags, matching, laws)
-}
+TABLES = {table.__name__: table for table in (quadratic, calibration, mlp, cnn, two_lags, laws)}

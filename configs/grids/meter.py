@@ -2,8 +2,7 @@
 
 `--config=configs/grids/meter.py:LAW`, LAW one of `exponential`, `lognormal` (standard deviation
 half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD,
-with four seeds. `python -m launch.momentum --workdir=DIR --lags=1 --gradient_lags=1` fits one term
-and a lag polynomial to single runs and to all.
+with four seeds. `optdyn momentum DIR` reads single runs and all seeds together.
 """
 
 import optdyn as od

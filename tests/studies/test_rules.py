@@ -1,7 +1,5 @@
 """The rules of the fourteen studies as written, on results that are made up."""
 
-import copy
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -23,6 +21,7 @@ from analysis.studies import (
     waiting,
 )
 from optdyn.evidence.intervals import ratio
+from optdyn.implicit_momentum.moments import Reading
 from tests.evidence.test_intervals import LATE, OWN
 
 HALF, SAME, TWICE = (OWN * f for f in (0.5, 1.0, 2.0))
@@ -30,43 +29,29 @@ HALF, SAME, TWICE = (OWN * f for f in (0.5, 1.0, 2.0))
 ONE, LESS, MORE = (1.0, 0.9, 1.1), (0.8, 0.7, 0.9), (1.3, 1.2, 1.4)
 
 
-def fit(momentum, error=0.005, p=0.5):
-    return {"momentum": momentum, "error": error, "rate": 0.01, "p": p, "strength": 50.0}
+def reading(momentum, below=0.01, above=0.01, p=0.5):
+    pieces = ((momentum - below, momentum + above),)
+    return Reading(momentum, pieces, p, 50.0, 5000)._asdict()
 
 
-def of_momentum(model="", groups=0, window="whole", value=None):
-    """As it is if all is as the theorem says, but for one fit."""
+RIGHT = reading(0.75)
+NO_SET = RIGHT | {"estimate": None, "pieces": (), "p": 1e-4}
+
+
+def of_momentum(groups=4, service="exponential", **readings):
+    """As it is if all is as the theorem says, but for these of the CNN's or of constant service."""
     cells = []
     for name in implicit_momentum.MODELS:
         for g in implicit_momentum.GROUPS:
-            right = fit(1 - 1 / g)
+            right = reading(1 - 1 / g)
             cell = {"model": name, "groups": g, "service": "exponential"}
-            cells.append({**cell, "whole": right, "half": right, "single": [right] * 5})
+            cells.append(cell | {"whole": right, "half": right, "single": [right] * 5})
     for name in ("quadratic", "mlp"):
-        wrong = fit(0.84, p=1e-9)
         cell = {"model": name, "groups": implicit_momentum.CONTRAST, "service": "constant"}
-        cells.append({**cell, "whole": wrong, "half": wrong, "single": [wrong] * 5})
-    found = copy.deepcopy({"cells": cells})
-    for cell in found["cells"]:
-        if (cell["model"], cell["groups"], cell["service"]) == (model, groups, "exponential"):
-            cell[window] = value
-    return found
-
-
-def taken_for_one_term():
-    """Constant service passes for one term."""
-    found = of_momentum()
-    found["cells"][-1]["whole"]["p"] = 0.2
-    return found
-
-
-def often_rejected():
-    """15 of 30 runs that are right are rejected."""
-    found = of_momentum()
-    for cell in found["cells"]:
-        if (cell["groups"], cell["service"]) == (16, "exponential"):
-            cell["single"] = [fit(0.9375, p=0.01)] * 5
-    return found
+        cells.append(cell | {"whole": NO_SET, "half": NO_SET, "single": [NO_SET] * 5})
+    changed = next(c for c in cells[::-1] if (c["groups"], c["service"]) == (groups, service))
+    changed |= readings
+    return {"cells": cells}
 
 
 def of_kept(*ratios):
@@ -202,19 +187,23 @@ def of_plan(default, planned, batch=128, name="gemm,fft"):
 
 RULES = [
     (implicit_momentum, of_momentum(), "confirmed"),
-    # Within three standard errors; as good as equal; off.
-    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.014)), "confirmed"),
-    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.009, 0.001)), "confirmed"),
-    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75 + 0.016)), "refuted"),
-    (implicit_momentum, of_momentum("cnn", 4, "half", fit(0.75 - 0.016)), "refuted"),
-    # Too coarse to say much, which counts of whole runs alone.
-    (implicit_momentum, of_momentum("cnn", 4, "whole", fit(0.75, 0.02)), "open"),
-    (implicit_momentum, of_momentum("cnn", 4, "half", fit(0.75, 0.02)), "confirmed"),
-    (implicit_momentum, of_momentum("cnn", 4, "half", {"refused": "too noisy"}), "open"),
-    # One group says how far the meter is off, and no more.
-    (implicit_momentum, of_momentum("mlp", 1, "half", {"refused": "too noisy"}), "confirmed"),
-    (implicit_momentum, taken_for_one_term(), "open"),
-    (implicit_momentum, often_rejected(), "open"),
+    # 0.75 is at the set's end; not in it, but as good as its end; neither.
+    (implicit_momentum, of_momentum(whole=reading(0.76)), "confirmed"),
+    (implicit_momentum, of_momentum(whole=reading(0.769)), "confirmed"),
+    (implicit_momentum, of_momentum(whole=reading(0.771)), "refuted"),
+    (implicit_momentum, of_momentum(half=reading(0.729)), "refuted"),
+    (implicit_momentum, of_momentum(1, half=reading(0.26)), "confirmed"),
+    # Too wide to say much, which counts of whole runs alone.
+    (implicit_momentum, of_momentum(whole=reading(0.75, 0.03, 0.031)), "open"),
+    (implicit_momentum, of_momentum(half=reading(0.75, 0.03, 0.031)), "confirmed"),
+    (implicit_momentum, of_momentum(half=reading(0.75, 0.75, 0.25)), "open"),
+    (implicit_momentum, of_momentum(half=RIGHT | {"pieces": ((0.1, 0.2), (0.7, 0.8))}), "open"),
+    # No single term fits memoryless service, in one cell or in two of 30 runs; one fits constant.
+    (implicit_momentum, of_momentum(half=NO_SET), "open"),
+    (implicit_momentum, of_momentum(half=RIGHT | {"p": 0.009}), "open"),
+    (implicit_momentum, of_momentum(single=[NO_SET] + 4 * [RIGHT]), "confirmed"),
+    (implicit_momentum, of_momentum(single=2 * [NO_SET] + 3 * [RIGHT]), "open"),
+    (implicit_momentum, of_momentum(service="constant", whole=reading(0.84, p=0.2)), "open"),
     (keeping_momentum, of_kept(MORE, MORE), "confirmed"),
     (keeping_momentum, of_kept(MORE, ONE), "open"),
     (keeping_momentum, of_kept(ONE), "refuted"),
@@ -271,9 +260,14 @@ def test_the_verdict_is_the_rule(study, result, word):
     assert study.verdict(result).word == word
 
 
-def test_one_group_tells_how_far_the_meter_is_off():
-    word, why, *_ = implicit_momentum.verdict(of_momentum("cnn", 1, "half", fit(0.26)))
-    assert word == "confirmed" and "12 of 12" in why and "off by 0.26 at most" in why
+def test_the_verdict_on_implicit_momentum_tells_of_one_group_and_of_an_empty_set():
+    found = of_momentum(1, half=reading(0.26))
+    assert "5 of 6 sets have 0 in them" in implicit_momentum.verdict(found).by
+    why = implicit_momentum.verdict(of_momentum(half=NO_SET)).by
+    assert why.startswith("11 of 12 sets") and "0 of 30 memoryless runs, and in 2 of 2" in why
+    figure = Figure()
+    implicit_momentum.picture(of_momentum(half=NO_SET), figure)
+    assert len(figure.axes[0].containers) == 6
 
 
 def test_the_mean_waste_is_over_cases_and_seeds_alike():
