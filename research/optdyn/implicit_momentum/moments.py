@@ -270,7 +270,7 @@ def _filtered(values: np.ndarray, theta: float) -> np.ndarray:
     place = np.log1p(theta) / np.log1p(THETAS[-1]) * (len(THETAS) - 1)
     first = min(int(place), len(THETAS) - 3)
     x = place - first
-    weights = np.float32([(x - 1) * (x - 2) / 2, x * (2 - x), x * (x - 1) / 2])
+    weights = np.array([(x - 1) * (x - 2) / 2, x * (2 - x), x * (x - 1) / 2], np.float32)
     return np.tensordot(weights, values[first : first + 3], axes=1)
 
 
