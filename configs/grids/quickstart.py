@@ -7,8 +7,8 @@
 *tuned* for g, both with tuned learning rates. With mini-batches of 64 training is limited by the
 largest stable step, which staleness lowers; with 16 more by the gradients' noise. Rates are
 long-run steps alpha / (1 - mu); their ranges were chosen with seeds 100 to 102. At the end the
-implicit momentum of g memoryless workers is measured by a fit to replicas of the beginning of plain
-SGD, and by the momentum meter in one ordinary run.
+implicit momentum of g memoryless workers is read from replicas of the beginning of plain SGD, and
+by the momentum meter from one ordinary run.
 """
 
 import itertools

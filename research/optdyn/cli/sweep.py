@@ -3,7 +3,7 @@
 A point's workdir, `DIR/points/NAME`, is as `launch.train` would leave it. The same command resumes,
 runs points that were added to the grid, and continues points if `base.steps` has grown.
 `results.csv` has the points that have ended, also while others run. At the end implicit momentum is
-fitted to recorded replicas, `results.csv` and `report.html` are written for all points, and the
+read from recorded replicas, `results.csv` and `report.html` are written for all points, and the
 best of them are printed.
 
     --together=threads   several at a time, with the floats of `launch.train`; the default
