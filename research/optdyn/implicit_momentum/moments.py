@@ -35,6 +35,7 @@ t. There z_t is 0, and near it small, as a jump of z_t would let a whole eps_t i
 difference should be.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 from typing import NamedTuple, Self
@@ -166,7 +167,11 @@ class Reading(NamedTuple):
             return f"{low:g} to 1: says nothing"
         if high == 1 and not others:
             return f"at least {low:.3g}"
-        return " or ".join(f"{low:.3g} to {high:.3g}" for low, high in self.pieces)
+        narrowest = min(high - low for low, high in self.pieces)
+        digits = 1 - math.floor(math.log10(max(narrowest, 1e-9)))  # two of the width
+        return " or ".join(
+            f"{round(low, digits):g} to {round(high, digits):g}" for low, high in self.pieces
+        )
 
 
 def products(steps: np.ndarray, gradients: np.ndarray, heed: np.ndarray) -> Iterator[Products]:
@@ -365,10 +370,15 @@ def _reading(momenta: np.ndarray, its: Sums, least: float, of: int = 0) -> Readi
     sums = Sums(s, v, slope, cross, its.updates)
     found, freedom = statistics(sums, of), INSTRUMENTS - its.slope.shape[1]
     along, quantile = found.root**2, scipy.stats.chi2.ppf
-    inside = (along <= quantile(ALONG, 1)) & (found.s - along <= quantile(ACROSS, freedom))
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], inside, [0]])))
-    ends = [least, *values[1:-1], 1.0]
-    pieces = tuple((float(ends[a]), float(ends[b - 1])) for a, b in edges.reshape(-1, 2))
+    over = along / quantile(ALONG, 1), (found.s - along) / quantile(ACROSS, freedom)
+    beyond = np.minimum(np.maximum(*over), 1e6) - 1
+    inside = beyond <= 0
+    crossings = np.flatnonzero(np.diff(inside)) + 0.0
+    for n, i in enumerate(crossings.astype(int)):
+        crossings[n] += beyond[i] / (beyond[i] - beyond[i + 1])
+    ends = np.interp(crossings, np.arange(len(values)), values).tolist()
+    ends = [least] * bool(inside[0]) + ends + [1.0] * bool(inside[-1])
+    pieces = tuple(zip(ends[::2], ends[1::2], strict=True))
     best = int(np.where(inside, found.s, np.inf).argmin() if pieces else found.s.argmin())
     return Reading(
         estimate=float(values[best]) if pieces else None,
