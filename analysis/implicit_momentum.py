@@ -1,6 +1,61 @@
-"""Implicit momentum of recorded runs: `python analysis/implicit_momentum.py DIR`."""
+"""The momentum meter's two pictures, of the records of its benchmark: `python -m analysis.implicit_momentum`.
 
-from optdyn.cli.main import run
+Of each cell of `benchmarks/meter_coverage.py` the set of its run of seed 0 beside what is true; and
+how often sets have the truth, from the tenth of all runs that say least to that which says most.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+KINDS = ("cover", "widths", "terms", "methods", "laws", "races")
+REJECTED = 0.01
+
+
+def record(kind: str) -> dict[str, Any]:
+    path = HERE / "benchmarks" / "records" / f"meter_coverage_{kind}_cpu.json"
+    return json.loads(path.read_text())
+
+
+def readings() -> plt.Figure:
+    cells = {}
+    for kind in KINDS:
+        cells |= {name: said["implicit"] for name, said in record(kind)["first"].items()}
+    figure, axes = plt.subplots(figsize=(8, 0.28 * len(cells) + 0.8), layout="constrained")
+    for row, it in enumerate(cells.values()):
+        rejected = it["p"] < REJECTED or not it["pieces"]
+        axes.plot(it["truth"], row, "o", color="black", markersize=4, zorder=3)
+        for low, high in it["pieces"] if not rejected else ():
+            axes.plot([low, high], [row, row], color="#0072B2", linewidth=4, alpha=0.7)
+        if rejected:
+            axes.text(0.02, row, "no single term fits", va="center", color="#D55E00", fontsize=8)
+    axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
+    axes.set(xlim=(-0.02, 1.02), xlabel="implicit momentum: 95 % set of one run, and the truth")
+    axes.invert_yaxis()
+    return figure
+
+
+def coverage() -> plt.Figure:
+    rows = record("cover")["by_strength"]
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    strength = [row["strength"] for row in rows]
+    axes.axhline(95, color="0.6", linewidth=1)
+    axes.plot(strength, [100 * row["covered"] for row in rows], "o-", label="have the truth")
+    axes.plot(strength, [100 * row["nothing"] for row in rows], "s--", label="say nothing")
+    axes.set(xscale="log", ylim=(-3, 103), ylabel="% of the sets of a tenth of all runs")
+    axes.set_xlabel("strength: the squared ratio of 1 − μ to its standard error")
+    axes.legend()
+    return figure
+
+
+def main() -> None:
+    plt.rcParams |= {"svg.hashsalt": "optdyn", "svg.fonttype": "none"}
+    for name, figure in (("sets", readings()), ("coverage", coverage())):
+        figure.savefig(HERE / "pictures" / f"meter-{name}.svg", metadata={"Date": None})
+
 
 if __name__ == "__main__":
-    run("momentum")
+    main()
