@@ -23,7 +23,7 @@ def record(kind: str) -> dict[str, Any]:
 def readings() -> plt.Figure:
     cells = {}
     for kind in KINDS:
-        cells |= {name: said["implicit"] for name, said in record(kind)["first"].items()}
+        cells |= {name: its["implicit"] for name, its in record(kind)["first"].items()}
     figure, axes = plt.subplots(figsize=(8, 0.28 * len(cells) + 0.8), layout="constrained")
     for row, it in enumerate(cells.values()):
         rejected = it["p"] < REJECTED or not it["pieces"]

@@ -185,23 +185,21 @@ def line_of(cell: Cell, seed: int, record: Record) -> dict[str, Any]:
     heed = order.distance_to_epoch(0, STEPS, cell.batch, examples, past=terms)
     steps = record.displacements / config.optimizer.learning_rate
     signals = (record.raw_steps if terms == 1 else steps, record.gradients, heed)
-    parts = zip(*(np.array_split(signal, cell.windows) for signal in signals), strict=True)
+    parts = list(zip(*(np.array_split(signal, cell.windows) for signal in signals), strict=True))
     ages = order_of_arrivals.ages(record.worker, cell.groups) if cell.groups > 1 else None
-    windows = [Window(*part, None) for part in parts]
+    truths = {"implicit": float(record.momentum), "explicit": cell.optimizer.momentum}
     began = time.process_time()
     if terms == 1:
-        alone = together([of_window(window) for window in windows])
-        found = {"implicit": (tested(alone, [ages]), float(record.momentum))}
+        found = (together([of_window(Window(*part, None)) for part in parts]),)
     else:
-        products = [p for w in windows for p in moments.products(w.steps, w.gradients, w.heed)]
-        alone, explicit = moments.two_terms(products)
-        found = {
-            "implicit": (tested(alone, [ages]), float(record.momentum)),
-            "explicit": (explicit, cell.optimizer.momentum),
-        }
-    seconds = time.process_time() - began
-    said = {name: {**reading._asdict(), "truth": truth} for name, (reading, truth) in found.items()}
-    return {"seed": seed, "seconds": seconds, "steps_p": alone.p, "said": said}
+        found = moments.two_terms([its for part in parts for its in moments.products(*part)])
+    seconds, p = time.process_time() - began, found[0].p
+    found = (tested(found[0], [ages]), *found[1:])
+    readings = {
+        name: {**reading._asdict(), "truth": truth}
+        for (name, truth), reading in zip(truths.items(), found, strict=False)
+    }
+    return {"seed": seed, "seconds": seconds, "p_of_steps": p, "readings": readings}
 
 
 def measured(cells: dict[str, Cell], lines: Path, seeds: int, recordings: Path | None) -> list[Any]:
@@ -225,7 +223,7 @@ def table(cells: dict[str, Cell], lines: list[Any]) -> pd.DataFrame:
     rows = []
     for cell in cells:
         of_cell = [line for line in lines if line["cell"] == cell]
-        for name in of_cell[0]["said"] if of_cell else ():
+        for name in of_cell[0]["readings"] if of_cell else ():
             rows.append({"cell": cell, "momentum": name, **_row(of_cell, name)})
     if len(rows) > 1:
         numbers = pd.DataFrame(rows)
@@ -239,47 +237,46 @@ def table(cells: dict[str, Cell], lines: list[Any]) -> pd.DataFrame:
 
 
 def _row(lines: list[Any], name: str) -> dict[str, Any]:
-    """Returns the figures of a cell. A model that is rejected has no set, and covers nothing."""
-    said = [line["said"][name] for line in lines]
-    readings = [Reading(*(one[field] for field in Reading._fields)) for one in said]
-    rejected = np.array([reading.rejected for reading in readings])
-    inside = [
-        any(low <= one["truth"] <= high for low, high in reading.pieces)
-        for one, reading in zip(said, readings, strict=True)
-    ]
-    covered = np.array(inside) & ~rejected
-    widths = [sum(high - low for low, high in reading.pieces) for reading in readings]
-    estimates = [one.estimate for one in readings if one.estimate is not None]
+    runs = pd.DataFrame([_run(line["readings"][name]) for line in lines])
+    of_steps = np.array([line["p_of_steps"] < REJECTED for line in lines])
     return {
-        "truth": np.mean([one["truth"] for one in said]),
-        "median": np.median(estimates) if estimates else np.nan,
-        "covered": covered.mean(),
-        "width": np.median(widths),
-        "strength": np.median([reading.strength for reading in readings]),
-        "says nothing": np.mean([reading.says_nothing for reading in readings]),
-        "in pieces": np.mean([len(reading.pieces) > 1 for reading in readings]),
-        "rejected": rejected.mean(),
-        "by steps alone": np.mean([line["steps_p"] < REJECTED for line in lines]),
-        "covered or rejected": (covered | rejected).mean(),
+        "truth": runs["truth"].mean(),
+        "median": runs["estimate"].median(),
+        "covered": runs["covered"].mean(),
+        "width": runs["width"].median(),
+        "strength": runs["strength"].median(),
+        "says nothing": runs["nothing"].mean(),
+        "in pieces": runs["in pieces"].mean(),
+        "rejected": runs["rejected"].mean(),
+        "by steps alone": of_steps.mean(),
+        "covered or rejected": (runs["covered"] | runs["rejected"]).mean(),
         "seconds": np.median([line["seconds"] for line in lines]),
         "runs": len(lines),
     }
 
 
+def _run(row: dict[str, Any]) -> dict[str, float]:
+    """Returns the figures of a run. A model that is rejected has no set, and covers nothing."""
+    reading = Reading(*(row[field] for field in Reading._fields))
+    inside = any(low <= row["truth"] <= high for low, high in reading.pieces)
+    return {
+        "truth": row["truth"],
+        "estimate": np.nan if reading.estimate is None else reading.estimate,
+        "strength": reading.strength,
+        "width": sum(high - low for low, high in reading.pieces),
+        "covered": inside and not reading.rejected,
+        "nothing": reading.says_nothing,
+        "in pieces": len(reading.pieces) > 1,
+        "rejected": reading.rejected,
+    }
+
+
 def by_strength(lines: list[Any]) -> list[dict[str, float]]:
     """Returns a row a tenth of all runs, from the weakest to the strongest."""
-    runs = pd.DataFrame([_run(line["said"]["implicit"]) for line in lines])
+    runs = pd.DataFrame([_run(line["readings"]["implicit"]) for line in lines])
     tenth = pd.qcut(runs["strength"].rank(method="first"), 10, labels=False)
     found = runs.groupby(tenth).agg({"strength": "median", "covered": "mean", "nothing": "mean"})
     return found.assign(runs=runs.groupby(tenth).size()).to_dict("records")
-
-
-def _run(said: dict[str, Any]) -> dict[str, float]:
-    reading = Reading(*(said[field] for field in Reading._fields))
-    inside = any(low <= said["truth"] <= high for low, high in reading.pieces)
-    covered = inside and not reading.rejected
-    nothing = tuple(reading.pieces[0]) == (0, 1) if reading.pieces else False
-    return {"strength": reading.strength, "covered": covered, "nothing": nothing}
 
 
 def main() -> None:
@@ -293,7 +290,7 @@ def main() -> None:
     cells = CELLS[arguments.cells]
     lines = arguments.lines or arguments.out / f"{name}.jsonl"
     found = measured(cells, lines, arguments.seeds, arguments.recordings)
-    first = {line["cell"]: line["said"] for line in found if line["seed"] == 0}
+    first = {line["cell"]: line["readings"] for line in found if line["seed"] == 0}
     about = {"first": first, "by_strength": by_strength(found)}
     publish(table(cells, found), arguments.out / f"{name}.json", **about)
 

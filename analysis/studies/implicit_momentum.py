@@ -109,24 +109,24 @@ def verdict(result: dict[str, Any]) -> Verdict:
     stale = [cell for cell in memoryless if cell["groups"] > 1]
     pooled = [Reading(**cell[window]) for window in WINDOWS for cell in stale]
     theory = np.array([1 - 1 / cell["groups"] for cell in stale] * len(WINDOWS))
-    held = [_holds(one, mu) for one, mu in zip(pooled, theory, strict=True)]
+    right_sets = [_holds(one, mu) for one, mu in zip(pooled, theory, strict=True)]
     near = [_holds(one, mu, NEAR) for one, mu in zip(pooled, theory, strict=True) if one.pieces]
     off = abs(np.array([one.estimate for one in pooled], float) - theory)  # nan of no set
     width = max(one.pieces[-1][1] - one.pieces[0][0] for one in pooled[: len(stale)] if one.pieces)
-    alone = [Reading(**row).rejected for cell in stale for row in cell["single"]]
+    wrong = [Reading(**row).rejected for cell in stale for row in cell["single"]]
     contrast = [Reading(**row).rejected for row in constant]
     zero = [_holds(Reading(**c[w]), 0) for c in memoryless if c["groups"] == 1 for w in WINDOWS]
     by = (
-        f"{sum(held)} of {len(held)} sets at g = 4, 16 have 1 - 1/g in them; estimates are off by "
-        f"{np.nanmax(off):.3f} at most, and sets of whole runs {width:.3f} wide at most; no "
-        f"single term fits in {sum(alone)} of {len(alone)} memoryless runs, and in {sum(contrast)} "
+        f"{sum(right_sets)} of {len(right_sets)} sets at g = 4, 16 have 1 - 1/g in them; "
+        f"estimates are off by {np.nanmax(off):.3f} at most, and sets of whole runs {width:.3f} wide at most; no "
+        f"single term fits in {sum(wrong)} of {len(wrong)} memoryless runs, and in {sum(contrast)} "
         f"of {len(contrast)} cells of constant service. At g = 1, {sum(zero)} of {len(zero)} sets "
         "have 0 in them"
     )
     if not all(near):
         return Verdict("refuted", by)
     clear = not any(one.rejected or one.says_nothing or len(one.pieces) > 1 for one in pooled)
-    right = clear and width <= FINE and np.mean(alone) <= REJECTED and all(contrast)
+    right = clear and width <= FINE and np.mean(wrong) <= REJECTED and all(contrast)
     return Verdict("confirmed" if right else "open", by)
 
 

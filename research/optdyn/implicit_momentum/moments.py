@@ -287,18 +287,19 @@ class Statistics(NamedTuple):
     information: np.ndarray
 
 
-def statistics(its: Sums, of: int = 0) -> Statistics:
-    """Returns the statistics of parameter `of`; the other, if there is one, is concentrated out."""
+def statistics(its: Sums, parameter: int = 0) -> Statistics:
+    """Returns the statistics of one parameter; the other, if there is one, is concentrated out."""
     inverse = _inverse(its.v)
     whitened = np.einsum("...ij,...j->...i", inverse, its.s)
     slope = its.slope - np.einsum("...pij,...j->...pi", its.cross, whitened)
     a = slope @ inverse @ slope.swapaxes(-1, -2)
     b = np.einsum("...pi,...i->...p", slope, whitened)
-    information, score = a[..., of, of], b[..., of]
+    other = 1 - parameter
+    information, score = a[..., parameter, parameter], b[..., parameter]
     if a.shape[-1] > 1:
-        ratio = a[..., of, 1 - of] / a[..., 1 - of, 1 - of]
-        information = information - ratio * a[..., of, 1 - of]
-        score = score - ratio * b[..., 1 - of]
+        ratio = a[..., parameter, other] / a[..., other, other]
+        information = information - ratio * a[..., parameter, other]
+        score = score - ratio * b[..., other]
     s = np.einsum("...i,...i->...", its.s, whitened)
     known = information > 0  # but for rounding, where a run has next to no noise
     root = score / np.sqrt(np.where(known, information, np.inf))
@@ -333,33 +334,38 @@ def two_terms(its: Sequence[Products | ReplicaProducts]) -> tuple[Reading, Readi
     """Returns the readings of implicit and of explicit momentum, from steps that have both."""
     grids, coarse = (MOMENTA[::2], EXPLICIT), (4, 5)
 
-    def at(of: int, value: float, other: float) -> Sums:
-        mu, nu = (value, other) if of == 0 else (other, value)
+    def at(parameter: int, value: float, other: float) -> Sums:
+        mu, nu = (value, other) if parameter == 0 else (other, value)
         return reduce(Sums.plus, (tested(part, mu, nu) for part in its))
 
-    def s(of: int, value: float, other: float) -> float:
-        return float(statistics(at(of, value, other)).s)
+    def s(parameter: int, value: float, other: float) -> float:
+        return float(statistics(at(parameter, value, other)).s)
 
     rough = [grid[::step] for grid, step in zip(grids, coarse, strict=True)]
     surface = np.array([[s(0, mu, nu) for nu in rough[1]] for mu in rough[0]])
     readings = []
-    for of, rows in enumerate((surface, surface.T)):
+    for parameter, rows in enumerate((surface, surface.T)):
         points = []
-        for i, value in enumerate(grids[of]):
-            row, others = rows[min(round(i / coarse[of]), len(rows) - 1)], rough[1 - of]
+        for i, value in enumerate(grids[parameter]):
+            row, others = (
+                rows[min(round(i / coarse[parameter]), len(rows) - 1)],
+                rough[1 - parameter],
+            )
             bounds = others[[max(row.argmin() - 2, 0), min(row.argmin() + 2, len(row) - 1)]]
             nuisance = scipy.optimize.minimize_scalar(
-                partial(s, of, value),
+                partial(s, parameter, value),
                 bounds=bounds,
                 method="bounded",
                 options={"xatol": 1e-4},
             ).x
-            points.append(at(of, value, nuisance))
-        readings.append(_reading(grids[of], _stacked(points), (0.0, -1.0)[of], of))
+            points.append(at(parameter, value, nuisance))
+        readings.append(
+            _reading(grids[parameter], _stacked(points), (0.0, -1.0)[parameter], parameter)
+        )
     return readings[0], readings[1]
 
 
-def _reading(momenta: np.ndarray, its: Sums, least: float, of: int = 0) -> Reading:
+def _reading(momenta: np.ndarray, its: Sums, least: float, parameter: int = 0) -> Reading:
     """Returns the reading at momenta of [`least`, 1), their sums interpolated in between."""
     places = np.linspace(0, len(momenta) - 1, FINER * (len(momenta) - 1) + 1)
 
@@ -368,7 +374,7 @@ def _reading(momenta: np.ndarray, its: Sums, least: float, of: int = 0) -> Readi
 
     values, (s, v, slope, cross) = finer(momenta), map(finer, its[:-1])
     sums = Sums(s, v, slope, cross, its.updates)
-    found, freedom = statistics(sums, of), INSTRUMENTS - its.slope.shape[1]
+    found, freedom = statistics(sums, parameter), INSTRUMENTS - its.slope.shape[1]
     along, quantile = found.root**2, scipy.stats.chi2.ppf
     over = along / quantile(ALONG, 1), (found.s - along) / quantile(ACROSS, freedom)
     beyond = np.minimum(np.maximum(*over), 1e6) - 1

@@ -117,15 +117,15 @@ def rows(recorded: Sequence[Recorded], terms: int = 1) -> list[Row]:
     settings: dict[str, list[Recorded]] = {}
     for one in recorded:
         settings.setdefault(json.dumps(one.config | {"seed": None}, sort_keys=True), []).append(one)
-    alone, pooled = [], []
+    single, pooled = [], []
     for seeds in settings.values():
         found = [list(one.sums() if terms == 1 else one.products()) for one in seeds]
-        alone += [_row(one, one.name, its, terms) for one, its in zip(seeds, found, strict=True)]
+        single += [_row(one, one.name, its, terms) for one, its in zip(seeds, found, strict=True)]
         if len(seeds) > 1:
             name = f"{seeds[0].name} and {len(seeds) - 1} more"
             pooled.append(_row(seeds[0], name, [part for its in found for part in its], terms))
     order = [one.name for one in recorded]
-    return sorted(alone, key=lambda row: order.index(row["run"])) + pooled
+    return sorted(single, key=lambda row: order.index(row["run"])) + pooled
 
 
 def _row(one: Recorded, name: str, its: Sequence[Any], terms: int) -> Row:
@@ -145,11 +145,11 @@ def _row(one: Recorded, name: str, its: Sequence[Any], terms: int) -> Row:
 
 def table(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns a row a result of `rows`: estimate, 95 % set, p-value of the model and strength."""
-    return pd.DataFrame(list(map(_told, found)))
+    return pd.DataFrame(list(map(_shown, found)))
 
 
-def _told(row: Mapping[str, Any]) -> dict[str, Any]:
-    told = {
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    figures = {
         "run": row["run"],
         "groups": row["groups"],
         "explicit": row["explicit_momentum"],
@@ -160,8 +160,8 @@ def _told(row: Mapping[str, Any]) -> dict[str, Any]:
         "strength": shown(row["implicit_momentum_strength"]),
     }
     if explicit := from_row(row, EXPLICIT):
-        told |= {"explicit, read": shown(explicit.estimate), "its 95 % set": str(explicit)}
-    return told
+        figures |= {"explicit, read": shown(explicit.estimate), "its 95 % set": str(explicit)}
+    return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -160,13 +160,13 @@ def _sets(readings: Sequence[Reading]) -> str:
     """Returns the one set in words, or of several how many say what."""
     if len(readings) == 1:
         return str(readings[0])
-    said = [reading for reading in readings if not (reading.rejected or reading.says_nothing)]
+    informative = [one for one in readings if not (one.rejected or one.says_nothing)]
     nothing = sum(reading.says_nothing and not reading.rejected for reading in readings)
     rejected = sum(reading.rejected for reading in readings)
     parts = []
-    if said:
-        width = np.median([sum(high - low for low, high in one.pieces) for one in said])
-        parts.append(f"{len(said)} of a median width of {width:.2g}")
+    if informative:
+        width = np.median([sum(high - low for low, high in one.pieces) for one in informative])
+        parts.append(f"{len(informative)} of a median width of {width:.2g}")
     parts += [f"{nothing} say nothing"] * bool(nothing)
     parts += [f"in {rejected} no single term fits"] * bool(rejected)
     return ", ".join(parts)
