@@ -1,4 +1,4 @@
-"""The momentum meter's two pictures, of the records of its benchmark: `python -m analysis.implicit_momentum`.
+"""Draws the momentum meter's two pictures: `python -m analysis.implicit_momentum`.
 
 Of each cell of `benchmarks/meter_coverage.py` the set of its run of seed 0 beside what is true; and
 how often sets have the truth, from the tenth of all runs that say least to that which says most.
