@@ -117,11 +117,11 @@ def verdict(result: dict[str, Any]) -> Verdict:
     contrast = [Reading(**row).rejected for row in constant]
     zero = [_holds(Reading(**c[w]), 0) for c in memoryless if c["groups"] == 1 for w in WINDOWS]
     by = (
-        f"{sum(right_sets)} of {len(right_sets)} sets at g = 4, 16 have 1 - 1/g in them; "
-        f"estimates are off by {np.nanmax(off):.3f} at most, and sets of whole runs {width:.3f} "
-        f"wide at most; no single term fits in {sum(wrong)} of {len(wrong)} memoryless runs, and in {sum(contrast)} "
-        f"of {len(contrast)} cells of constant service. At g = 1, {sum(zero)} of {len(zero)} sets "
-        "have 0 in them"
+        f"{sum(right_sets)} of {len(right_sets)} sets at g = 4, 16 have 1 - 1/g in them; estimates "
+        f"are off by {np.nanmax(off):.3f} at most, and sets of whole runs {width:.3f} wide at "
+        f"most; no single term fits in {sum(wrong)} of {len(wrong)} memoryless runs, and in "
+        f"{sum(contrast)} of {len(contrast)} cells of constant service. At g = 1, {sum(zero)} of "
+        f"{len(zero)} sets have 0 in them"
     )
     if not all(near):
         return Verdict("refuted", by)
