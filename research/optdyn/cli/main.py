@@ -44,7 +44,7 @@ COMMANDS = {
     "local": Command("cli.local", "run several processes on this machine as one job"),
     "submit": Command("cli.submit", "submit shards of a grid as jobs", ("cli.sweep", *APP)),
     "reality": Command("report.race", "compare a race of real workers with theory"),
-    "momentum": Command("report.implicit_momentum", "fit implicit momentum to recordings"),
+    "momentum": Command("report.implicit_momentum", "read implicit momentum off runs and replicas"),
     "efficiency": Command("report.statistical_efficiency", "measure staleness in extra updates"),
     "prepare": Command("problem.data.prepare", "prepare a data set for config.data.name=tfds"),
     "config": Command("cli.show", "print a config, or the differences of two", APP),
