@@ -48,7 +48,7 @@ class Probes(Value, section="probes"):
     """Measurements while a run trains."""
 
     momentum: bool = field(
-        False, "Whether the implicit momentum is measured, in windows, with its interval."
+        False, "Whether the implicit momentum is read off windows of the updates."
     )
     window: int = field(
         200,
