@@ -6,7 +6,7 @@ with one of the texts here; the others are marked `slow`.
 """
 
 OFTEN = {
-    "report/test_moments.py::test_intervals_cover_as_often_as_they_say": (),
+    "implicit_momentum/test_moments.py::test_sets_cover_as_often_as_they_say": ("4-0.5",),
     "report/test_notebooks.py::test_a_failed_sweep_says_why": (),
     "report/test_page.py::test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too": (
         "tuned0",

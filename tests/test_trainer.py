@@ -69,7 +69,8 @@ def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(train, chosen, str(tmp_path / "run")).result()
-        replicas = config({"replicas.count": 2, "steps": 5, "log_every": 5, "checkpoint_every": 0})
+        drawn = {"data.replacement": True, "replicas.count": 2, "steps": 5, "log_every": 5}
+        replicas = config({**drawn, "checkpoint_every": 0})
         recorded = pool.submit(record, replicas, str(tmp_path / "replicas")).result()
     assert again["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "run") == rows(workdir)

@@ -59,7 +59,7 @@ def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     meter = as_row(Reading(0.527, ((0.456, 0.598),), 0.3, 20.0, 400))
     metered = list(ending_lines(RUN | meter, Path("a"), "report"))
-    assert metered[1].endswith(", implicit momentum 0.527 (95 %: 0.456 to 0.598)")
+    assert metered[1].endswith(", implicit momentum 0.527 (95 %: 0.46 to 0.6)")
     assert metered[2] == "next: optdyn report --workdir=a"
     doubted = as_row(Reading(None, (), 2e-7, 20.0, 400))
     lines = list(ending_lines(RUN | doubted, Path("a"), "report"))

@@ -212,7 +212,10 @@ def test_the_limits_of_a_cluster(small):
             r"config\.method\.name = 'asynchronous': a plan is of one device",
         ),
         ({"parallel.api": "jit"}, r"config\.parallel\.api = 'jit': a plan is of one device"),
-        ({"replicas.count": 2}, r"config\.replicas\.count = 2: a plan is of one device"),
+        (
+            {"replicas.count": 2, "data.replacement": True},
+            r"config\.replicas\.count = 2: a plan is of one device",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(small, values, message, tmp_path):

@@ -101,10 +101,11 @@ def test_of_threads_that_ask_at_once_one_has_it(tmp_path):
 def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweeping, mnist):
     holder(tmp_path / "held")
     before = files(tmp_path)
+    replicas = {"replicas.count": 2, "steps": 4, "data.replacement": True}
     small = {"tune.probe_seconds": 1.0, "optimizer.schedule": "constant"}
     for command in (
         lambda: train(config(), tmp_path / "held"),
-        lambda: record(config({"replicas.count": 2, "steps": 4}), tmp_path / "held"),
+        lambda: record(config(replicas), tmp_path / "held"),
         lambda: tune.tune(config({**mnist, **small}), tmp_path / "held"),
     ):
         with pytest.raises(WorkdirError, match=IN_USE):
