@@ -27,7 +27,7 @@ import pandas as pd
 import optdyn as od
 from analysis.benchmarks.record import options, publish
 from optdyn.base.trees import Params
-from optdyn.implicit_momentum.moments import Reading, products, two_terms
+from optdyn.implicit_momentum.moments import Reading, explicit, products
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import loop, trainer
 
@@ -101,7 +101,7 @@ def read(case: OuterCase, meetings: int, seed: int) -> Reading:
     theta = after_meetings(config_of(case, meetings, noise=1.0, seed=seed))
     gradients = effective_curvature(case.period) * theta[:-1]
     steps = np.diff(theta, axis=0) / case.rate
-    return two_terms(list(products(steps, gradients, np.ones(len(steps)))))[1]
+    return explicit(list(products(steps, gradients, np.ones(len(steps)))), mu=0.0)
 
 
 def rows(seeds: int) -> Iterator[dict[str, Any]]:

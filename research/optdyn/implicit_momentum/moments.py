@@ -330,6 +330,13 @@ def reading(its: Sums) -> Reading:
     return _reading(MOMENTA, its, 0.0)
 
 
+def explicit(its: Sequence[Products | ReplicaProducts], mu: float) -> Reading:
+    """Returns the reading of explicit momentum where the implicit one is known to be `mu`."""
+    both = _stacked([reduce(Sums.plus, (tested(part, mu, nu) for part in its)) for nu in EXPLICIT])
+    along_nu = both._replace(slope=both.slope[:, 1:], cross=both.cross[:, 1:])
+    return _reading(EXPLICIT, along_nu, -1.0)
+
+
 def two_terms(its: Sequence[Products | ReplicaProducts]) -> tuple[Reading, Reading]:
     """Returns the readings of implicit and of explicit momentum, from steps that have both."""
     grids, coarse = (MOMENTA[::2], EXPLICIT), (4, 5)
