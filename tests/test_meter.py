@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
+from optdyn.implicit_momentum import order_of_arrivals
 from optdyn.implicit_momentum.moments import Reading
-from optdyn.implicit_momentum.readings import Windows, as_row, from_row, in_place, steered
+from optdyn.implicit_momentum.order_of_arrivals import Ages
+from optdyn.implicit_momentum.readings import Windows, as_row, from_row, in_place, steered, tested
 from optdyn.methods.compose import METERED
 from optdyn.train import single, trainer
 from optdyn.train.workdir import SKETCHES
@@ -106,6 +108,14 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
 
 def reading(estimate, low, high):
     return Reading(estimate, ((low, high),), 0.5, 9.0, 300)
+
+
+def test_p_is_of_the_steps_and_of_the_order_of_arrivals():
+    one = reading(0.7, 0.6, 0.8)
+    odd = Ages(score=50.0, variance=100.0)
+    assert tested(one, [None]) == one
+    assert tested(one, [odd]).p == pytest.approx(2 * order_of_arrivals.chance([odd]))
+    assert tested(one, [odd]).rejected and not tested(one, [Ages(1.0, 100.0)]).rejected
 
 
 def test_the_reading_of_all_windows_takes_the_place_of_the_last_one():
