@@ -10,9 +10,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from optdyn.implicit_momentum.moments import Reading
+
 HERE = Path(__file__).parent
 KINDS = ("cover", "widths", "terms", "methods", "laws", "races")
-REJECTED = 0.01
 
 
 def record(kind: str) -> dict[str, Any]:
@@ -26,11 +27,11 @@ def readings() -> plt.Figure:
         cells |= {name: its["implicit"] for name, its in record(kind)["first"].items()}
     figure, axes = plt.subplots(figsize=(8, 0.28 * len(cells) + 0.8), layout="constrained")
     for row, it in enumerate(cells.values()):
-        rejected = it["p"] < REJECTED or not it["pieces"]
+        reading = Reading.from_json(it)
         axes.plot(it["truth"], row, "o", color="black", markersize=4, zorder=3)
-        for low, high in it["pieces"] if not rejected else ():
+        for low, high in () if reading.rejected else reading.pieces:
             axes.plot([low, high], [row, row], color="#0072B2", linewidth=4, alpha=0.7)
-        if rejected:
+        if reading.rejected:
             axes.text(0.02, row, "no single term fits", va="center", color="#D55E00", fontsize=8)
     axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
     axes.set(xlim=(-0.02, 1.02), xlabel="implicit momentum: 95 % set of one run, and the truth")

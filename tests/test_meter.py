@@ -9,7 +9,14 @@ from optdyn.base.progress import Watch
 from optdyn.implicit_momentum import order_of_arrivals
 from optdyn.implicit_momentum.moments import Reading
 from optdyn.implicit_momentum.order_of_arrivals import Ages
-from optdyn.implicit_momentum.readings import Windows, as_row, from_row, in_place, steered, tested
+from optdyn.implicit_momentum.readings import (
+    Windows,
+    as_row,
+    from_row,
+    in_place,
+    steered,
+    with_arrivals,
+)
 from optdyn.methods.compose import METERED
 from optdyn.train import single, trainer
 from optdyn.train.workdir import SKETCHES
@@ -113,9 +120,11 @@ def reading(estimate, low, high):
 def test_p_is_of_the_steps_and_of_the_order_of_arrivals():
     one = reading(0.7, 0.6, 0.8)
     odd = Ages(score=50.0, variance=100.0)
-    assert tested(one, [None]) == one
-    assert tested(one, [odd]).p == pytest.approx(2 * order_of_arrivals.chance([odd]))
-    assert tested(one, [odd]).rejected and not tested(one, [Ages(1.0, 100.0)]).rejected
+    assert with_arrivals(one, [None]) == one
+    assert with_arrivals(one, [odd]).p == pytest.approx(2 * order_of_arrivals.chance([odd]))
+    assert (
+        with_arrivals(one, [odd]).rejected and not with_arrivals(one, [Ages(1.0, 100.0)]).rejected
+    )
 
 
 def test_the_reading_of_all_windows_takes_the_place_of_the_last_one():

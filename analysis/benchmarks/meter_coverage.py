@@ -32,7 +32,7 @@ from optdyn.base.files import read_rows
 from optdyn.base.progress import Progress
 from optdyn.implicit_momentum import moments, order_of_arrivals
 from optdyn.implicit_momentum.moments import REJECTED, Reading
-from optdyn.implicit_momentum.readings import Window, of_window, tested, together
+from optdyn.implicit_momentum.readings import Window, of_window, together, with_arrivals
 from optdyn.problem import shared_data
 from optdyn.problem.data import order
 from optdyn.race.race import race
@@ -194,7 +194,7 @@ def line_of(cell: Cell, seed: int, record: Record) -> dict[str, Any]:
     else:
         found = moments.two_terms([its for part in parts for its in moments.products(*part)])
     seconds, p = time.process_time() - began, found[0].p
-    found = (tested(found[0], [ages]), *found[1:])
+    found = (with_arrivals(found[0], [ages]), *found[1:])
     readings = {
         name: {**reading._asdict(), "truth": truth}
         for (name, truth), reading in zip(truths.items(), found, strict=False)
@@ -257,14 +257,13 @@ def _row(lines: list[Any], name: str) -> dict[str, Any]:
 
 def _run(row: dict[str, Any]) -> dict[str, float]:
     """Returns the figures of a run. A model that is rejected has no set, and covers nothing."""
-    reading = Reading(*(row[field] for field in Reading._fields))
-    inside = any(low <= row["truth"] <= high for low, high in reading.pieces)
+    reading = Reading.from_json(row)
     return {
         "truth": row["truth"],
         "estimate": np.nan if reading.estimate is None else reading.estimate,
         "strength": reading.strength,
-        "width": sum(high - low for low, high in reading.pieces),
-        "covered": inside and not reading.rejected,
+        "width": reading.width,
+        "covered": reading.covers(row["truth"]) and not reading.rejected,
         "nothing": reading.says_nothing,
         "in pieces": len(reading.pieces) > 1,
         "rejected": reading.rejected,

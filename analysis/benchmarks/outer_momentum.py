@@ -109,15 +109,14 @@ def rows(seeds: int) -> Iterator[dict[str, Any]]:
         if case.nesterov:
             continue
         found = [read(case, MEETINGS, seed) for seed in range(seeds)]
-        covers = [any(a <= case.momentum <= b for a, b in it.pieces) for it in found]
         yield {
             "method": case.method,
             "H": case.period,
             "momentum": case.momentum,
             "seeds": seeds,
-            "covered": sum(covers),
+            "covered": sum(it.covers(case.momentum) for it in found),
             "read": np.median([it.estimate for it in found if it.estimate is not None]),
-            "width": np.median([sum(b - a for a, b in it.pieces) for it in found]),
+            "width": np.median([it.width for it in found]),
             "says nothing": sum(it.says_nothing for it in found),
         }
 

@@ -107,15 +107,17 @@ def verdict(result: dict[str, Any]) -> Verdict:
     memoryless = [cell for cell in result["cells"] if cell["service"] == "exponential"]
     constant = [cell["whole"] for cell in result["cells"] if cell["service"] == "constant"]
     stale = [cell for cell in memoryless if cell["groups"] > 1]
-    pooled = [Reading(**cell[window]) for window in WINDOWS for cell in stale]
+    pooled = [Reading.from_json(cell[window]) for window in WINDOWS for cell in stale]
     theory = np.array([1 - 1 / cell["groups"] for cell in stale] * len(WINDOWS))
-    right_sets = [_holds(one, mu) for one, mu in zip(pooled, theory, strict=True)]
-    near = [_holds(one, mu, NEAR) for one, mu in zip(pooled, theory, strict=True) if one.pieces]
+    right_sets = [one.covers(mu) for one, mu in zip(pooled, theory, strict=True)]
+    near = [one.covers(mu, NEAR) for one, mu in zip(pooled, theory, strict=True) if one.pieces]
     off = abs(np.array([one.estimate for one in pooled], float) - theory)  # nan of no set
     width = max(one.pieces[-1][1] - one.pieces[0][0] for one in pooled[: len(stale)] if one.pieces)
-    wrong = [Reading(**row).rejected for cell in stale for row in cell["single"]]
-    contrast = [Reading(**row).rejected for row in constant]
-    zero = [_holds(Reading(**c[w]), 0) for c in memoryless if c["groups"] == 1 for w in WINDOWS]
+    wrong = [Reading.from_json(row).rejected for cell in stale for row in cell["single"]]
+    contrast = [Reading.from_json(row).rejected for row in constant]
+    zero = [
+        Reading.from_json(c[w]).covers(0) for c in memoryless if c["groups"] == 1 for w in WINDOWS
+    ]
     by = (
         f"{sum(right_sets)} of {len(right_sets)} sets at g = 4, 16 have 1 - 1/g in them; estimates "
         f"are off by {np.nanmax(off):.3f} at most, and sets of whole runs {width:.3f} wide at "
@@ -130,10 +132,6 @@ def verdict(result: dict[str, Any]) -> Verdict:
     return Verdict("confirmed" if right else "open", by)
 
 
-def _holds(reading: Reading, momentum: float, near: float = 0.0) -> bool:
-    return any(low - near <= momentum <= high + near for low, high in reading.pieces)
-
-
 def picture(result: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
     g = np.geomspace(1, 20, 100)
@@ -141,7 +139,9 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     for i, model in enumerate(MODELS):
         cells = [c for c in result["cells"] if (c["model"], c["service"]) == (model, "exponential")]
         for shift, (window, name) in zip((0.99, 1.01), WINDOWS.items(), strict=True):
-            read = [(c["groups"], Reading(**c[window])) for c in cells if c[window]["pieces"]]
+            read = [
+                (c["groups"], Reading.from_json(c[window])) for c in cells if c[window]["pieces"]
+            ]
             at, found = zip(*read, strict=True)
             ends = np.array([(one.pieces[0][0], one.pieces[-1][1]) for one in found]).T
             estimates = np.array([one.estimate for one in found], float)

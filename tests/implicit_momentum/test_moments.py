@@ -28,10 +28,6 @@ def read(*data):
     return moments.reading(reduce(Sums.plus, sums, Sums.none()))
 
 
-def covers(reading, truth):
-    return any(low <= truth <= high for low, high in reading.pieces)
-
-
 def by_equations(v, g, mu, nu=None):
     """S and K of the module's page, by loops over updates; with `nu` K is of mu given nu."""
     explicit, nu = nu is not None, nu or 0.0
@@ -81,7 +77,7 @@ def by_equations(v, g, mu, nu=None):
 def test_statistics_are_those_of_the_equations(mu, nu):
     (run,) = runs(0, 1, 4, steps=120, nu=nu or 0.0, size=20)
     (part,) = parts(run)
-    found = moments.statistics(moments.tested(part, mu, nu))
+    found = moments.statistics(moments.sums_at(part, mu, nu))
     s, k = by_equations(*run, mu, nu)
     # Filters are interpolated between 56, and K is a small difference of their products.
     assert found.s == pytest.approx(s, rel=2e-3)
@@ -92,9 +88,7 @@ def test_statistics_are_those_of_the_equations(mu, nu):
 def test_sets_cover_as_often_as_they_say(groups, alpha):
     """Of 40 single runs at 95 %, whether they say much or little; fewer than 34 have 0.3 %."""
     readings = [read(run) for run in runs(groups, 40, groups, alpha=alpha)]
-    assert sum(covers(reading, 1 - 1 / groups) for reading in readings) >= binom.ppf(
-        0.003, 40, 0.95
-    )
+    assert sum(reading.covers(1 - 1 / groups) for reading in readings) >= binom.ppf(0.003, 40, 0.95)
     # 8 or more of 40 at 5 % have probability 0.1 %.
     assert sum(reading.p < 0.05 for reading in readings) <= 7
 
@@ -102,7 +96,7 @@ def test_sets_cover_as_often_as_they_say(groups, alpha):
 def test_a_strong_run_says_much_and_a_weak_one_little():
     strong = [read(run) for run in runs(1, 10, 4)]
     weak = [read(run) for run in runs(1, 10, 4, alpha=0.01, noise=3.0)]
-    width = [[sum(b - a for a, b in one.pieces) for one in some] for some in (strong, weak)]
+    width = [[one.width for one in some] for some in (strong, weak)]
     assert np.median(width[0]) < 0.25 and np.median(width[1]) > 0.6
     assert sum(one.says_nothing for one in weak) > 0
     assert min(one.strength for one in strong) > np.median([one.strength for one in weak])
@@ -111,7 +105,7 @@ def test_a_strong_run_says_much_and_a_weak_one_little():
 def test_runs_together_are_one_set_and_a_narrower_one():
     data = list(runs(3, 9, 4))
     one, together = read(data[0]), read(*data)
-    assert covers(together, 0.75) and together.updates == 9 * one.updates
+    assert together.covers(0.75) and together.updates == 9 * one.updates
     (low, high), (from_, to) = one.pieces[0], together.pieces[0]
     assert (to - from_) < 0.6 * (high - low)  # a third, in the mean
     assert together.strength > 4 * one.strength
@@ -120,8 +114,8 @@ def test_runs_together_are_one_set_and_a_narrower_one():
 def test_explicit_momentum_is_a_second_term():
     """(1 - 0.5 L)(1 - 0.75 L); with one term the model is wrong, and said to be."""
     found = [moments.two_terms(parts(run)) for run in runs(4, 6, 4, nu=0.5)]
-    assert sum(covers(implicit, 0.75) for implicit, _ in found) >= 5
-    assert sum(covers(explicit, 0.5) for _, explicit in found) >= 5
+    assert sum(implicit.covers(0.75) for implicit, _ in found) >= 5
+    assert sum(explicit.covers(0.5) for _, explicit in found) >= 5
     assert min(implicit.p for implicit, _ in found) > 0.001
     assert all(read(run).p < 1e-6 for run in runs(4, 2, 4, nu=0.5))
 
@@ -144,11 +138,11 @@ def test_replicas_say_the_same_from_their_first_updates(groups, nu):
         its = moments.of_replicas(*simulate(rng, 300, 12, groups, nu=nu, size=8))
         if nu:
             implicit, explicit = moments.two_terms([its]) if seed < 4 else (None, None)
-            inside += implicit is None or covers(implicit, 1 - 1 / groups) * covers(explicit, nu)
+            inside += implicit is None or implicit.covers(1 - 1 / groups) * explicit.covers(nu)
         else:
             reading = moments.reading(moments.implicit(its))
-            inside += covers(reading, 1 - 1 / groups)
-            assert sum(high - low for low, high in reading.pieces) < 0.16 / groups
+            inside += reading.covers(1 - 1 / groups)
+            assert reading.width < 0.16 / groups
     assert inside >= 16
 
 
@@ -164,7 +158,7 @@ def recursion(mu, steps=300):
 def test_a_recursion_with_little_noise_is_found_almost_exactly(mu):
     reading = read(recursion(mu))
     assert reading.estimate == pytest.approx(mu, abs=1e-2)
-    assert sum(b - a for a, b in reading.pieces) < 2e-2
+    assert reading.width < 2e-2
 
 
 def test_axes_and_units_do_not_matter():
@@ -184,6 +178,24 @@ def test_what_is_not_finite_ends_a_window_and_a_short_one_says_nothing():
         assert str(read(short)) == "0 to 1: says nothing"
 
 
+def test_replicas_are_read_up_to_the_first_that_is_not_finite():
+    steps, gradients = simulate(np.random.default_rng(0), 60, 12, 4, size=8)
+    broken = steps.copy()
+    broken[5, 8] = np.inf
+    pairs = (broken, gradients), (steps[:, :8], gradients[:, :8]), (steps * np.nan, gradients)
+    found = [moments.reading(moments.implicit(moments.of_replicas(*pair))) for pair in pairs]
+    assert found[0] == found[1] and found[0].covers(0.75)
+    assert found[2].says_nothing and found[2].updates == 0
+
+
+def test_a_synchronous_run_without_noise_has_no_momentum():
+    """All residuals are 0 at 0, where there is nothing to test; elsewhere they are not."""
+    g = np.cumsum(np.random.default_rng(0).standard_normal((200, 20)), axis=0)
+    reading = read((-g, g))
+    assert reading.covers(0) and reading.estimate < 0.01 and not reading.rejected
+    assert moments.two_terms(parts((-g[:20], g[:20])))[0].says_nothing
+
+
 def test_updates_that_are_not_heeded_do_not_count():
     """Steps of another law in the middle, without instruments: the set is nearly as it was."""
     ((u, g),), ((other, its),) = runs(2, 1, 4), runs(3, 1, 4, in_turn=True)
@@ -193,7 +205,7 @@ def test_updates_that_are_not_heeded_do_not_count():
     mixed[100:150], gradients[100:150] = 5 * other[100:150], 5 * its[100:150]
     (part,) = moments.products(mixed, gradients, heed)
     reading = moments.reading(moments.implicit(part))
-    assert part.updates == 300 - 60 - 2 and covers(reading, 0.75) and reading.p > 0.01
+    assert part.updates == 300 - 60 - 2 and reading.covers(0.75) and reading.p > 0.01
 
 
 @pytest.mark.parametrize(
@@ -219,7 +231,7 @@ def test_the_interpolated_statistics_are_those_in_between():
     (low, high), *others = read(run).pieces
     assert not others
     for end in (low, high):
-        k = moments.statistics(moments.tested(part, end)).root ** 2
+        k = moments.statistics(moments.sums_at(part, end)).root ** 2
         assert k == pytest.approx(chi2.ppf(moments.ALONG, 1), rel=0.005)
 
 

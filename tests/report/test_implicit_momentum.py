@@ -70,9 +70,9 @@ def test_the_seeds_of_a_setting_are_read_together(sweep):
     assert [row["run"] for row in found] == ["adam", "s0", "s1", "s0 and 1 more"]
     _, one, other, both = map(from_row, found)
     assert both.updates == one.updates + other.updates
-    width = [sum(high - low for low, high in it.pieces) for it in (both, one, other)]
+    width = [it.width for it in (both, one, other)]
     assert width[0] < min(width[1:])
-    assert any(low <= 0.75 <= high for low, high in both.pieces)
+    assert both.covers(0.75)
 
 
 def test_command(sweep, capsys):
@@ -84,7 +84,7 @@ def test_command(sweep, capsys):
     code, printed, _ = command(capsys, sweep / "points" / "s0", "--terms=2", "--json")
     (row,) = json.loads(printed)["readings"]
     explicit = from_row(row, implicit_momentum.EXPLICIT)
-    assert any(low <= 0 <= high for low, high in explicit.pieces)
+    assert explicit.covers(0)
     code, _, error = command(capsys, sweep, "--terms=2")
     assert code == 2 and "steps of SGD with one momentum only" in error  # Adam's are not
 
@@ -118,11 +118,11 @@ def test_replicas_are_read_from_what_they_move_by(config, tmp_path, capsys, expl
     record(config(values), tmp_path)
     row = implicit_momentum.of_folder(tmp_path)
     assert row == json.loads((tmp_path / "implicit_momentum.json").read_text())
-    assert any(low <= 0.75 <= high for low, high in row["implicit_momentum_set"])
+    assert from_row(row).covers(0.75)
     code, printed, _ = command(capsys, tmp_path, "--terms=2", "--json")
     (row,) = json.loads(printed)["readings"]
     read = from_row(row, implicit_momentum.EXPLICIT)
-    assert code == 0 and any(low <= explicit <= high for low, high in read.pieces)
+    assert code == 0 and read.covers(explicit)
 
 
 @pytest.mark.parametrize("file", [SKETCHES, REPLICAS, "config.json"])

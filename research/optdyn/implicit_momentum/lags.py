@@ -48,6 +48,11 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     return exponential and _alike(config) and workers == groups
 
 
+def theory(config: Mapping[str, Any]) -> float | None:
+    """Returns 1 - 1/g if arrivals are memoryless; else there is no theorem."""
+    return 1 - 1 / groups_of(config) if memoryless(config) else None
+
+
 def _is_whole(config: Mapping[str, Any]) -> bool:
     return not (number_of(config, "fresh") or number_of(config, "compression"))
 

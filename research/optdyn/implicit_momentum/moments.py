@@ -36,9 +36,9 @@ difference should be.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy  # whose parts are imported when they are first used: those below take long
@@ -61,8 +61,8 @@ FORWARD = 64  # updates over which explicit momentum carries a step's noise
 class Products(NamedTuple):
     """Inner products of a window's instruments with its steps and gradients, float32.
 
-    Through the filters eps_t = x_t - theta eps_{t-1} of N `THETAS`. Of replicas, T of them, they
-    are sums over each, without a filter.
+    Those of `steps` and `gradients` are through the filters eps_t = x_t - theta eps_{t-1} of N
+    `THETAS`.
     """
 
     steps: np.ndarray  # (N, 4, T, J): <z_t, eps of v, k before t>
@@ -73,18 +73,19 @@ class Products(NamedTuple):
     noise: float  # of G, in the same mean
     updates: int
 
-    def moments(self, mu: float, nu: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns h (T, J) and its slopes q (2, T, J) in mu and nu."""
+    def moments(self, mu: float, nu: float | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns h (T, J) and its slopes q (P, T, J) in mu, and in nu unless that is None."""
+        terms, nu = 1 if nu is None else 2, nu or 0.0
         theta = self._theta(mu, nu)
         v, g = _filtered(self.steps, theta), _filtered(self.gradients, theta)
         here = v[0] - (mu + nu) * v[1] + mu * nu * v[2] + (1 - mu) * g[0]
         before = v[1] - (mu + nu) * v[2] + mu * nu * v[3] + (1 - mu) * g[1]
-        along_mu = -self._carried([0.0, 1.0], nu) - self.level
-        # The noise of v_t is that of u_t, nu u_{t-1}, ...
-        powers = nu ** np.arange(len(self.ahead) - 1)
-        along_nu = -self._carried([0.0, 1.0, *(powers[1:] - mu * powers[:-1])], nu)
         h = here + theta * _shifted(before)
-        return h.astype(float), np.stack([along_mu, along_nu]).astype(float)
+        slopes = [-self._carried([0.0, 1.0], nu) - self.level]
+        if terms > 1:  # the noise of v_t is that of u_t, nu u_{t-1}, ...
+            powers = nu ** np.arange(len(self.ahead) - 1)
+            slopes.append(-self._carried([0.0, 1.0, *(powers[1:] - mu * powers[:-1])], nu))
+        return h.astype(float), np.stack(slopes).astype(float)
 
     def _theta(self, mu: float, nu: float) -> float:
         c = self.covariances
@@ -110,10 +111,11 @@ class ReplicaProducts(NamedTuple):
     gradients: np.ndarray  # (R, J): <z_t, G_t>
     updates: int
 
-    def moments(self, mu: float, nu: float) -> tuple[np.ndarray, np.ndarray]:
+    def moments(self, mu: float, nu: float | None) -> tuple[np.ndarray, np.ndarray]:
+        terms, nu = 1 if nu is None else 2, nu or 0.0
         v, g = self.steps, self.gradients
         h = v[0] - (mu + nu) * v[1] + mu * nu * v[2] + (1 - mu) * g
-        return h, np.stack([nu * v[2] - v[1] - g, mu * v[2] - v[1]])
+        return h, np.stack([nu * v[2] - v[1] - g, mu * v[2] - v[1]])[:terms]
 
 
 class Sums(NamedTuple):
@@ -150,9 +152,29 @@ class Reading(NamedTuple):
     strength: float  # squared ratio of 1 - mu to its standard error; below 10 sets are wide
     updates: int
 
+    @classmethod
+    def nothing(cls, updates: int, least: float = 0.0) -> Self:
+        """Returns the reading of too few updates: all momenta from `least` to 1."""
+        return cls(None, ((least, 1.0),), 1.0, 0.0, updates)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """Returns the reading whose fields are in the row, which may have more."""
+        fields = {name: row[name] for name in cls._fields}
+        return cls(**fields | {"pieces": tuple((low, high) for low, high in row["pieces"])})
+
     @property
     def says_nothing(self) -> bool:
-        return bool(self.pieces) and self.pieces[0][0] in (0, -1) and self.pieces[0][1] == 1
+        return self.pieces in (((0, 1),), ((-1, 1),))
+
+    @property
+    def width(self) -> float:
+        """Of all pieces together."""
+        return sum(high - low for low, high in self.pieces)
+
+    def covers(self, momentum: float, near: float = 0.0) -> bool:
+        """Returns whether a momentum of the set is that, or no farther from it than `near`."""
+        return any(low - near <= momentum <= high + near for low, high in self.pieces)
 
     @property
     def rejected(self) -> bool:
@@ -180,12 +202,18 @@ def products(steps: np.ndarray, gradients: np.ndarray, heed: np.ndarray) -> Iter
     `steps` and `gradients` (T, q) under one projection; `heed`, (T,), are factors of the updates'
     instruments, 0 where the model does not hold.
     """
-    finite = np.isfinite(steps).all(axis=1) & np.isfinite(gradients).all(axis=1)
-    length = len(finite) if finite.all() else int(finite.argmin())
+    length = _finite_length(steps, gradients)
     if length > 2:
         parts = partial(np.array_split, indices_or_sections=-(-length // LONGEST))
         whole = (steps[:length], gradients[:length], heed[:length])
         yield from map(_products, *map(parts, whole))
+
+
+def _finite_length(steps: np.ndarray, gradients: np.ndarray) -> int:
+    """Returns the updates before the first that is not finite, of (..., T, q)."""
+    finite = np.isfinite(steps).all(axis=-1) & np.isfinite(gradients).all(axis=-1)
+    finite = finite.all(axis=tuple(range(finite.ndim - 1)))
+    return len(finite) if finite.all() else int(finite.argmin())
 
 
 def _products(v: np.ndarray, g: np.ndarray, heed: np.ndarray) -> Products:
@@ -238,8 +266,15 @@ def _instruments(by_gradient: np.ndarray, by_step: np.ndarray, weights: np.ndarr
 
 
 def of_replicas(steps: np.ndarray, gradients: np.ndarray) -> ReplicaProducts:
-    """Returns the inner products of replicas, (R, T, q), from their first update on."""
-    v, g = steps.astype(float), gradients.astype(float)
+    """Returns the inner products of replicas, (R, T, q), from their first update on.
+
+    They are up to the first update at which one of them is not finite.
+    """
+    length = _finite_length(steps, gradients)
+    if length <= 2:
+        nothing = np.zeros((3, len(steps), INSTRUMENTS))
+        return ReplicaProducts(nothing, nothing[0], 0)
+    v, g = steps[:, :length].astype(float), gradients[:, :length].astype(float)
     vv, vg, gg = v @ v.swapaxes(1, 2), v @ g.swapaxes(1, 2), g @ g.swapaxes(1, 2)
     weights = _weights(np.diagonal(vv, axis1=1, axis2=2), np.ones(v.shape[:2]))
     of_steps = _instruments(vg.swapaxes(1, 2), vv, weights)
@@ -263,11 +298,9 @@ def _shifted(values: np.ndarray, by: int = 1) -> np.ndarray:
     return later
 
 
-def tested(its: Products | ReplicaProducts, mu: float, nu: float | None = None) -> Sums:
+def sums_at(its: Products | ReplicaProducts, mu: float, nu: float | None = None) -> Sums:
     """Returns the sums at implicit momentum `mu`, and explicit `nu` if that is a parameter."""
-    h, slopes = its.moments(mu, nu or 0.0)
-    if nu is None:
-        slopes = slopes[:1]
+    h, slopes = its.moments(mu, nu)
     return Sums(h.sum(0), h.T @ h, slopes.sum(1), slopes.swapaxes(1, 2) @ h, its.updates)
 
 
@@ -301,21 +334,21 @@ def statistics(its: Sums, parameter: int = 0) -> Statistics:
         information = information - ratio * a[..., parameter, other]
         score = score - ratio * b[..., other]
     s = np.einsum("...i,...i->...", its.s, whitened)
-    known = information > 0  # but for rounding, where a run has next to no noise
-    root = score / np.sqrt(np.where(known, information, np.inf))
-    return Statistics(np.where(known, s, np.inf), root, information)
+    # Where a run has next to no noise, rounding may leave no information, and contradicts nothing.
+    root = score / np.sqrt(np.where(information > 0, information, np.inf))
+    return Statistics(np.maximum(s, root**2), root, np.maximum(information, 0))
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
     diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)
-    size = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
+    size = 1 / np.sqrt(np.where(diagonal > 0, diagonal, np.inf))
     scale = size[..., :, None] * size[..., None, :]
     return np.linalg.inv(matrix * scale + RIDGE * np.eye(matrix.shape[-1])) * scale
 
 
 def implicit(its: Products | ReplicaProducts) -> Sums:
     """Returns the sums of one term at all MOMENTA, for `reading`."""
-    return _stacked([tested(its, mu) for mu in MOMENTA])
+    return _stacked([sums_at(its, mu) for mu in MOMENTA])
 
 
 def _stacked(at_each: Sequence[Sums]) -> Sums:
@@ -325,25 +358,26 @@ def _stacked(at_each: Sequence[Sums]) -> Sums:
 
 def reading(its: Sums) -> Reading:
     """Returns the reading of implicit momentum from one term's sums, of all windows together."""
-    if its.updates < FEWEST:
-        return Reading(None, ((0.0, 1.0),), 1.0, 0.0, its.updates)
     return _reading(MOMENTA, its, 0.0)
 
 
 def explicit(its: Sequence[Products | ReplicaProducts], mu: float) -> Reading:
     """Returns the reading of explicit momentum where the implicit one is known to be `mu`."""
-    both = _stacked([reduce(Sums.plus, (tested(part, mu, nu) for part in its)) for nu in EXPLICIT])
+    both = _stacked([reduce(Sums.plus, (sums_at(part, mu, nu) for part in its)) for nu in EXPLICIT])
     along_nu = both._replace(slope=both.slope[:, 1:], cross=both.cross[:, 1:])
     return _reading(EXPLICIT, along_nu, -1.0)
 
 
 def two_terms(its: Sequence[Products | ReplicaProducts]) -> tuple[Reading, Reading]:
     """Returns the readings of implicit and of explicit momentum, from steps that have both."""
+    updates = sum(part.updates for part in its)
+    if updates < FEWEST:
+        return Reading.nothing(updates), Reading.nothing(updates, -1.0)
     grids, coarse = (MOMENTA[::2], EXPLICIT), (4, 5)
 
     def at(parameter: int, value: float, other: float) -> Sums:
         mu, nu = (value, other) if parameter == 0 else (other, value)
-        return reduce(Sums.plus, (tested(part, mu, nu) for part in its))
+        return reduce(Sums.plus, (sums_at(part, mu, nu) for part in its))
 
     def s(parameter: int, value: float, other: float) -> float:
         return float(statistics(at(parameter, value, other)).s)
@@ -374,6 +408,8 @@ def two_terms(its: Sequence[Products | ReplicaProducts]) -> tuple[Reading, Readi
 
 def _reading(momenta: np.ndarray, its: Sums, least: float, parameter: int = 0) -> Reading:
     """Returns the reading at momenta of [`least`, 1), their sums interpolated in between."""
+    if its.updates < FEWEST:
+        return Reading.nothing(its.updates, least)
     places = np.linspace(0, len(momenta) - 1, FINER * (len(momenta) - 1) + 1)
 
     def finer(values: np.ndarray) -> np.ndarray:

@@ -71,10 +71,10 @@ def of_window(window: Window) -> WindowSums:
 def together(windows: Sequence[WindowSums]) -> Reading:
     """Returns the reading of implicit momentum in all windows together."""
     sums = reduce(Sums.plus, (window.sums for window in windows), Sums.none())
-    return tested(moments.reading(sums), [window.ages for window in windows])
+    return with_arrivals(moments.reading(sums), [window.ages for window in windows])
 
 
-def tested(reading: Reading, ages: Sequence[Ages | None]) -> Reading:
+def with_arrivals(reading: Reading, ages: Sequence[Ages | None]) -> Reading:
     """Returns it with the p-value of both tests: twice the less of S's and of the arrivals'."""
     known = [one for one in ages if one]
     if not known:
@@ -95,9 +95,9 @@ def from_row(row: Mapping[str, Any], name: str = NAME) -> Reading | None:
     """Returns the reading in a row of the log or a summary; None if there is none."""
     if f"{name}_set" not in row:
         return None
-    pieces = tuple((low, high) for low, high in row[f"{name}_set"])
-    p, strength, updates = (row[f"{name}_{end}"] for end in ("p", "strength", "updates"))
-    return Reading(row.get(name), pieces, p, strength, updates)
+    fields = {end: row[f"{name}_{end}"] for end in ("p", "strength", "updates")}
+    known = {"estimate": row.get(name), "pieces": row[f"{name}_set"]}
+    return Reading.from_json(known | fields)
 
 
 def in_place(row: Json, read: Json) -> Json:

@@ -22,7 +22,7 @@ from optdyn.base.flag_parser import Parser
 from optdyn.base.lookup import CLOCK
 from optdyn.experiment import Config, read
 from optdyn.implicit_momentum import moments
-from optdyn.implicit_momentum.lags import groups_of, memoryless
+from optdyn.implicit_momentum.lags import groups_of, theory
 from optdyn.implicit_momentum.moments import Products, ReplicaProducts
 from optdyn.implicit_momentum.readings import (
     Window,
@@ -30,8 +30,8 @@ from optdyn.implicit_momentum.readings import (
     as_row,
     from_row,
     of_window,
-    tested,
     together,
+    with_arrivals,
 )
 from optdyn.optimizers import is_heavy_ball
 from optdyn.report import arrivals, tables
@@ -71,8 +71,8 @@ def load(folder: Path, terms: int = 1) -> Recorded:
         parsed = read(config, path, CLOCK)
         if terms > 1 and (not is_heavy_ball(parsed.optimizer) or parsed.probes.steer):
             raise ValueError("explicit momentum is read from steps of SGD with one momentum only")
-        rates = program.hypers(parsed)["learning_rate"] if terms > 1 else np.ones(1)
-        if not rates.all():
+        by_displacement = terms > 1 or parsed.replicas.count
+        if by_displacement and not program.hypers(parsed)["learning_rate"].all():
             raise ValueError("an update's learning rate is 0, so its step says nothing of momentum")
         recorded = _replicas if parsed.replicas.count else _windows
         return recorded(folder, config, parsed, terms)
@@ -129,18 +129,17 @@ def rows(recorded: Sequence[Recorded], terms: int = 1) -> list[Row]:
 
 
 def _row(one: Recorded, name: str, its: Sequence[Any], terms: int) -> Row:
-    expected = 1 - 1 / groups_of(one.config) if memoryless(one.config) else None
     row = {
         "run": name,
         "groups": groups_of(one.config),
         "explicit_momentum": one.config["optimizer"].get("momentum", 0.0),
-        "theory_momentum": expected,
+        "theory_momentum": theory(one.config),
     }
     if terms == 1:
         return row | as_row(together(its))
     implicit, explicit = moments.two_terms(its)
     ages = [window.ages for window in one.windows]
-    return row | as_row(tested(implicit, ages)) | as_row(explicit, EXPLICIT)
+    return row | as_row(with_arrivals(implicit, ages)) | as_row(explicit, EXPLICIT)
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from optdyn.base.flag_parser import invocation
-from optdyn.implicit_momentum.lags import groups_of, memoryless
+from optdyn.implicit_momentum.lags import groups_of, theory
 from optdyn.implicit_momentum.moments import REJECTED, Reading
 from optdyn.implicit_momentum.readings import NAME, as_row, from_row
 from optdyn.report import curves, figures, page, run_tables, tables
@@ -100,7 +100,7 @@ def _picture(settings: Sequence[Setting]) -> list[Picture]:
         for setting, look in zip(settings, looks, strict=True)
     ]
     end = max(line.table["x"].max() for line in series)
-    truths = {t for setting in settings if (t := _theory(setting.config)) is not None}
+    truths = {t for setting in settings if (t := theory(setting.config)) is not None}
     at = np.tile([0.0, end, np.nan], len(truths))
     lines = {"theory, 1 − 1/g": (at, np.repeat(sorted(truths), 3))} if truths else {}
     spoken = [f"{line.label}: {_spoken(line.table.iloc[-1])}" for line in series]
@@ -130,10 +130,6 @@ def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
     return [(OKABE_ITO[i % 7], styles[i // 7]) for i in range(len(groups))]
 
 
-def _theory(config: Mapping[str, Any]) -> float | None:
-    return 1 - 1 / groups_of(config) if memoryless(config) else None
-
-
 def _table(title: str, called: str, settings: Sequence[Setting]) -> Table:
     rows = []
     for setting in settings:
@@ -148,7 +144,7 @@ def _table(title: str, called: str, settings: Sequence[Setting]) -> Table:
                 "explicit momentum": setting.explicit,
                 "implicit momentum": estimate,
                 "95 % set": cell(_sets(setting.readings)),
-                "theory": cell(_theory(setting.config)),
+                "theory": cell(theory(setting.config)),
                 "p": p._replace(bad=2 * sum(rejected) > len(rejected)),
                 "strength": strength,
             }
@@ -165,7 +161,7 @@ def _sets(readings: Sequence[Reading]) -> str:
     rejected = sum(reading.rejected for reading in readings)
     parts = []
     if informative:
-        width = np.median([sum(high - low for low, high in one.pieces) for one in informative])
+        width = np.median([one.width for one in informative])
         parts.append(f"{len(informative)} of a median width of {width:.2g}")
     parts += [f"{nothing} say nothing"] * bool(nothing)
     parts += [f"in {rejected} no single term fits"] * bool(rejected)
