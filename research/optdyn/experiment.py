@@ -157,7 +157,16 @@ def check(config: Config) -> None:
         models.make(config.model, classes=2)
     losses.loss(config.loss)
     losses.metrics(config.metrics)
-    for joins in (cluster_joins, _pieces, _parallel, _replicas, _shards, _probes, _optimizer):
+    for joins in (
+        cluster_joins,
+        _pieces,
+        _parallel,
+        _replicas,
+        _shards,
+        _probes,
+        _average,
+        _optimizer,
+    ):
         refuse_first(config, joins(config))
 
 
@@ -340,6 +349,48 @@ def _probes(config: Config) -> Iterator[Join]:
     staged = methods.stages and config.parallel.api == "shard_map"
     expected = "excludes blocks on several devices; config.parallel.api = '' trains the same on one"
     yield Join("probes.momentum", staged, expected)
+
+
+def _average(config: Config) -> Iterator[Join]:
+    if config.evaluation.average:
+        yield from _kept(config, "evaluation.average", "''")
+        expected = "must be '' in a race; a replay of it may have an average"
+        yield Join("evaluation.average", config.cluster.service.name == "race", expected)
+
+
+def _kept(config: Config, key: str, default: str) -> Iterator[Join]:
+    """Yields the layouts whose states nothing can be kept beside."""
+    real, methods = config.parallel, config.methods
+    excluded = {
+        "method.snapshots = 'host'": methods.get("snapshots", "") == "host",
+        "parallel.api = 'overlap'": real.api == "overlap",
+        "parallel.shard_optimizer": real.shard_optimizer,
+        "parallel.shard_snapshots": real.shard_snapshots,
+        "replicas.count": config.replicas.count,
+        "parallel.api, where blocks are on several devices": methods.stages and real.api,
+    }
+    for name, wrong in excluded.items():
+        yield Join(key, wrong, f"must be {default} with config.{name}")
+
+
+def state_joins(config: Config, state: bool, draws: bool) -> Iterator[Join]:
+    """Yields the joins of a model that has a `state` besides parameters, or `draws` numbers."""
+    key, methods, name = "evaluation.statistics", config.methods, config.methods.name
+    if state and config.evaluation.statistics != "recomputed":
+        yield from _kept(config, key, "'recomputed'")
+        expected = "must be 'recomputed' in a race, whose workers do not know the newest state"
+        yield Join(key, config.cluster.service.name == "race", expected)
+        expected = f"must be 'recomputed' with config.method.name = {name!r}, which takes the "
+        yield Join(key, methods.gradient, expected + "gradient in pieces")
+    if not (state or draws):
+        return
+    what = "batch norms or another state" if state else "dropout"
+    expected = f"must be 0, as the objective of a model with {what} depends on its batches"
+    yield Join("replicas.count", config.replicas.count, expected)
+    expected = f"must be False, as it is not defined for a model with {what}"
+    for probe in ("noise_scale", "sharpness", "similarity", "mean"):
+        yield Join(f"probes.{probe}", getattr(config.probes, probe), expected)
+    yield Join(methods.key("probes"), methods.get("probes", False), expected)
 
 
 def _optimizer(config: Config) -> Iterator[Join]:

@@ -35,6 +35,8 @@ class Event(NamedTuple):
     plan: Plan
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
+    decay: Array | None = None  # float32, of the average of the parameters, if it is kept
+    carried: Tree = None  # the model's state that the gradient is taken with, where it is carried
 
 
 class State(Protocol):
@@ -92,7 +94,8 @@ class Rule(NamedTuple, Generic[S]):
     split: SplitStep[S] | None = None  # the same step in pieces, where it can be split
 
 
-# Returns the batch's loss and gradient, means over the examples; devices average theirs.
+# Returns the batch's loss and gradient, means over the examples; devices average theirs. Where the
+# model's state is carried, the loss is a pair of it and the state after the batch (`carried.py`).
 Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
 
 

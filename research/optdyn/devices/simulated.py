@@ -22,6 +22,11 @@ class NodeStates(NamedTuple):
         """The parameters of all nodes, leaves (nodes, ...)."""
         return jax.vmap(lambda state: state.params)(self.state)
 
+    @property
+    def first(self) -> Tree:
+        """The state of the first node."""
+        return first_state(self)
+
     def logged(self) -> dict[str, float]:
         return {"node_distance": relative_spread(self.node_params)}
 

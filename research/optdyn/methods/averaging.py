@@ -41,6 +41,7 @@ from optdyn.clock.timeline import Meeting, Timeline
 from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
 from optdyn.methods import nodes
+from optdyn.methods.kept import with_opt_state
 from optdyn.methods.messages import (
     FULL_BITS,
     SIMULATED,
@@ -274,14 +275,14 @@ class Outer:
         if self.inner_state == "averaged":
             mean = self.messages.collectives.mean
             opt_state = average_moments(after.opt_state, self._moments_due(event), mean)
-            after = after._replace(opt_state=opt_state)
+            after = with_opt_state(after, opt_state)
         elif self.inner_state == "reset":
 
             def fresh(inner: Tree) -> Tree:
                 return self.inner.init(inner.params).opt_state
 
             opt_state = lax.cond(receive.any(), fresh, lambda inner: inner.opt_state, after)
-            after = after._replace(opt_state=opt_state)
+            after = with_opt_state(after, opt_state)
         return state._replace(inner=after.moved_to(join_fragments(x)), outer=theta)
 
     def _merge_fragment(

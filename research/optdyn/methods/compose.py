@@ -20,6 +20,15 @@ import optax
 from optdyn import core
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.methods.kept import (
+    NOTHING_KEPT,
+    Keeping,
+    averaging,
+    carrying,
+    carrying_gradient,
+    meeting,
+    starting,
+)
 from optdyn.methods.messages import AS_ONE_MESSAGE, SIMULATED, sharded
 from optdyn.methods.method import MethodStack, Servers
 from optdyn.methods.sync import sync
@@ -39,14 +48,17 @@ def compose(
     real: bool = False,
     meter: bool = False,
     race: bool = False,
+    keeping: Keeping = NOTHING_KEPT,
 ) -> Rule:
     """Returns the rule of one device.
 
     `axis` is that of devices that share its batch, `real` or simulated; `accumulation`: parts of a
     device's batch, one after the other. With `meter` its step takes a pair of batches. In a `race`
-    the batch of an update may be the `Message` of a worker.
+    the batch of an update may be the `Message` of a worker. `keeping` is what it keeps besides.
     """
     gradient, update = pieces(methods, problem, optimizer, accumulation)
+    if keeping.carries:
+        gradient = carrying_gradient(problem, accumulation)
     servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
         gradient = core.averaged_gradient(gradient, axis, real)
@@ -57,10 +69,17 @@ def compose(
     rule = one(gradient, update)
     if meter:
         rule = metered(one, gradient, update, methods.shared)
+    workers = methods.groups if methods.read and methods.read.has_worker_params else 0
+    if keeping.carries:
+        rule = carrying(rule, axis, workers)
     if methods.mix:
         collectives = (sharded(axis) if axis else AS_ONE_MESSAGE) if real else SIMULATED
         rule = methods.mix.mix(rule, collectives)
-    return rule
+    if methods.mix and keeping.carries and keeping.meets:
+        rule = meeting(rule)
+    if keeping.carries:
+        rule = starting(rule, workers)
+    return averaging(rule, keeping.average, keeping.last) if keeping.average else rule
 
 
 def reading(

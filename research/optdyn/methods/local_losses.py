@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from optdyn.core import Batch, Params
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
-from optdyn.problem.problem import Problem
+from optdyn.problem.problem import SEED, Problem
 
 LocalGradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
 
@@ -60,7 +60,8 @@ def gradients(problem: Problem, groups: Groups, shared: bool = False) -> LocalGr
     last, module = problem.blocks[-1]
 
     def loss(params: Params, h: jax.Array, batch: Batch) -> jax.Array:
-        return jnp.mean(problem.losses(base.apply(((last, module),), {last: params}, h), batch))
+        outputs = base.apply(((last, module),), {last: params}, h, batch.get(SEED))
+        return jnp.mean(problem.losses(outputs, batch))
 
     def gradient(params: Params, h: jax.Array, batch: Batch) -> tuple:
         grads: Params = {}
@@ -72,7 +73,7 @@ def gradients(problem: Problem, groups: Groups, shared: bool = False) -> LocalGr
         ahead = groups[0][0]
         for a, b in groups:
             for j in range(ahead, b):  # forward once, however many groups the block is in
-                block = partial(base.apply, problem.blocks[j : j + 1])
+                block = partial(base.apply, problem.blocks[j : j + 1], seeds=batch.get(SEED))
                 h, back[j] = jax.vjp(block, {names[j]: params[names[j]]}, h)
             ahead = b
             head = last if shared or b == len(names) - 1 else base.head_of(names[b - 1])

@@ -44,7 +44,7 @@ from optdyn.methods.stages import Form, Forms, Stacked, Stage, ravel, unravel
 from optdyn.methods.sync import SyncState
 from optdyn.problem import models
 from optdyn.problem.models import Blocks, base
-from optdyn.problem.problem import Examples, Problem
+from optdyn.problem.problem import SEED, Examples, Problem
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
 Beat = tuple[Array, Array, Array]  # a stage's gradient, its message, its loss
@@ -100,7 +100,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         at_read = full_gradient(problem.loss)
 
         def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
-            outputs = through(problem.blocks, new, old, problem.input(batch))
+            outputs = through(problem.blocks, new, old, problem.input(batch), batch.get(SEED))
             return jnp.mean(problem.losses(outputs, batch))
 
         def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
@@ -190,10 +190,12 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         return never_flushed(problem, optimizer, self.pipeline, devices_mesh, self.parts(nodes))
 
 
-def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array:
+def through(
+    blocks: Blocks, new: Params, old: Params, h: jax.Array, seeds: Array | None
+) -> jax.Array:
     """Returns the blocks' outputs with the `old` parameters, and the derivatives of the `new`."""
     for block in blocks:
-        now, then = (base.apply((block,), x, h) for x in (new, old))
+        now, then = (base.apply((block,), x, h, seeds) for x in (new, old))
         h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
     return h
 
@@ -421,7 +423,8 @@ def _programs(
         if j == last:  # computes it with the derivatives
             return idle(seen, new, received, message)
         params = unravel(forms[j].params, seen)
-        h = base.apply(parts[j].blocks, params, input_of(j, received, *data))
+        seeds = problem.batch(*data).get(SEED)
+        h = base.apply(parts[j].blocks, params, input_of(j, received, *data), seeds)
         return jnp.zeros_like(seen), ravel(h, len(message), message.dtype), jnp.float32(0)
 
     def backward(
@@ -434,12 +437,14 @@ def _programs(
     ) -> Beat:
         blocks, old = parts[j].blocks, unravel(forms[j].params, seen)
 
+        batch = problem.batch(*data)
+
         def run_blocks(params: Params, h: jax.Array) -> jax.Array:
             if kind == "no_stash":
-                h = through(blocks, params, old, h)
+                h = through(blocks, params, old, h, batch.get(SEED))
             else:
-                h = base.apply(blocks, params, h)
-            return h if j < last else jnp.mean(problem.losses(h, problem.batch(*data)))
+                h = base.apply(blocks, params, h, batch.get(SEED))
+            return h if j < last else jnp.mean(problem.losses(h, batch))
 
         params = unravel(forms[j].params, new) if kind == "no_stash" else old
         out, back = jax.vjp(run_blocks, params, input_of(j, received, *data))

@@ -74,6 +74,29 @@ class Probes(Value, section="probes"):
 
 
 @dataclass(frozen=True)
+class Evaluation(Value, section="evaluation"):
+    """The parameters and the state that a model is evaluated with, at log points and at the end."""
+
+    statistics: str = field(
+        "recomputed",
+        "Averages of batch norms: 'recomputed' for the parameters that are evaluated; 'carried' "
+        "along, as the mean of nodes where these meet; or 'local', carried by each node alone.",
+        one_of=("recomputed", "carried", "local"),
+    )
+    batches: int = field(16, "recomputed: batches, of config.model.norm_examples each.", at_least=1)
+    average: str = field(
+        "",
+        "Average of the parameters that is evaluated beside them: 'ema', or 'lawa', the mean of "
+        "the last ones.",
+        one_of=("", "ema", "lawa"),
+    )
+    decay: float = field(0.99, "ema: decay, an update.", expected="above 0 and below 1",
+        is_valid=lambda v: 0 < v < 1,
+    )  # fmt: skip
+    last: int = field(100, "lawa: updates that the mean is over.", at_least=1)
+
+
+@dataclass(frozen=True)
 class Replicas(Value, section="replicas"):
     """Replicas whose trajectories are recorded, in place of one run."""
 
@@ -176,6 +199,7 @@ class Setup(Value):
     cluster: Cluster = dataclass_field(default_factory=Cluster)
     parallel: Parallel = dataclass_field(default_factory=Parallel)
     probes: Probes = dataclass_field(default_factory=Probes)
+    evaluation: Evaluation = dataclass_field(default_factory=Evaluation)
     replicas: Replicas = dataclass_field(default_factory=Replicas)
     tune: Tune = dataclass_field(default_factory=Tune)
     plan: Plan = dataclass_field(default_factory=Plan)

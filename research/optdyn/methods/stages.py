@@ -34,7 +34,7 @@ from optdyn.methods.local_losses import gradients, heads
 from optdyn.methods.sync import SyncState
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
-from optdyn.problem.problem import Problem
+from optdyn.problem.problem import SEED, Problem
 
 Tick = tuple[Array, Array, Array]  # a stage's gradient, its message, its loss
 
@@ -244,7 +244,7 @@ def _backprop(
     ) -> tuple[Array, Array]:
         batch = problem.batch(examples, numbers)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
-        x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
+        x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x, batch.get(SEED))
         if j < count - 1:
             return ravel(x, len(h), h.dtype), jnp.float32(0)
         return h, jnp.mean(problem.losses(x, batch))

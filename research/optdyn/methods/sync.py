@@ -25,7 +25,7 @@ from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.methods.method import ClockInputs, MergedServer, MethodStack
 from optdyn.problem.models import base
-from optdyn.problem.problem import Params, Problem
+from optdyn.problem.problem import SEED, Params, Problem
 
 
 class SyncState(NamedTuple):
@@ -87,12 +87,16 @@ def merged(problem: Problem, first: int) -> Merged:
     blocks, dense = problem.blocks[:first], problem.blocks[first:]
 
     def front(x: Params, batch: Tree) -> tuple[jax.Array, Back]:
-        h, pull = jax.vjp(lambda params: base.apply(blocks, params, problem.input(batch)), x)
+        def outputs(params: Params) -> jax.Array:
+            return base.apply(blocks, params, problem.input(batch), batch.get(SEED))
+
+        h, pull = jax.vjp(outputs, x)
         return h, jax.tree_util.Partial(_first, pull)
 
     def serve(y: Params, h: jax.Array, batch: Tree) -> tuple[jax.Array, Params, jax.Array]:
         def loss(y: Params, h: jax.Array) -> jax.Array:
-            return jnp.mean(problem.losses(base.apply(dense, y, h), batch))
+            outputs = base.apply(dense, y, h, batch.get(SEED))
+            return jnp.mean(problem.losses(outputs, batch))
 
         value, (grads, slope) = jax.value_and_grad(loss, (0, 1))(y, h)
         return value, grads, slope

@@ -242,7 +242,7 @@ def updates(run: Run, layers: Layers) -> Updates:
     @cache
     def update(batch: int, choice: Choice) -> UpdateProgram:
         config = with_lowering(run.config.with_(batch_size=batch), lowering(layers, choice))
-        built = program.make(config, run.data.classes, run.timeline.slots)
+        built = program.make(config, run.data.classes, run.timeline.slots, run.traits)
         state = built.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = batches(config, run.examples, 0, CHUNK)
         advance: Any = built.advance

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +27,7 @@ from optdyn.base.lookup import Is
 from optdyn.base.trees import Examples, Params, Tree, bytes_of
 from optdyn.clock.pipeline import StageWork
 from optdyn.problem.models import base
+from optdyn.problem.models.base import Layer
 from optdyn.problem.problem import Problem
 
 Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
@@ -163,7 +163,7 @@ def _backward_operations(costs: BlockCosts, a: int, b: int) -> float:
     return head.forward + head.backward + through + first.backward_first
 
 
-def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
+def _value(module: Layer, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
     def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
         y: Tree = module.apply({"params": params}, h)
         return jnp.mean(losses(y, batch)) if losses else y
@@ -172,15 +172,13 @@ def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callab
 
 
 def _cost(
-    name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
+    name: str, module: Layer, losses: Callable[..., jax.Array] | None, arguments: Shapes
 ) -> BlockCost:
     return BlockCost(name, *_analyzed(module, losses, _shapes_key(arguments)))
 
 
 @lru_cache(maxsize=256)
-def _analyzed(
-    module: nn.Module, losses: Callable[..., jax.Array] | None, inputs: Abstract
-) -> tuple:
+def _analyzed(module: Layer, losses: Callable[..., jax.Array] | None, inputs: Abstract) -> tuple:
     """Returns a `BlockCost` without the name, for (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(*inputs)
     value = _value(module, losses)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,14 @@ from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
 
 CONTENTS = {"text": "text", "image": "images", "x": "numbers"}
-NO_DRAWS = (
-    "must not draw random numbers: updates have no key, so all would have the same numbers "
-    "(dropout is not possible; fixed numbers can be drawn before)"
+NO_DRAWS = "must not draw random numbers, as a loss and a metric have no key"
+HIDDEN = (
+    "must draw random numbers only with the key that it is given, in training; of a key of its own "
+    "all updates would have the same. {0}"
 )
+OF_A_PAIR = "Of a pair (init, apply), `apply(params, x, *, key, train)` gets one"
+SEED = "seed"  # of an example of a batch, int32
+STATE = "state of the model"  # beside the blocks' parameters, where they are evaluated
 TRACED_BATCH = 7919  # examples of a batch that is only traced, a size that nothing else has
 
 
@@ -65,18 +69,45 @@ class Problem(NamedTuple):
     augment: str = ""
 
     def batch(self, examples: Examples, chosen: jax.Array) -> Examples:
-        """Returns the examples of numbers (B,), or of numbers and augmentation seeds (B, 2)."""
+        """Returns the examples of numbers (B,), or of numbers and seeds (B, 2).
+
+        With an example's seed its image is augmented, and random numbers of blocks are drawn.
+        """
         if chosen.ndim == 1:
             return {name: leaf[chosen] for name, leaf in examples.items()}
-        batch = self.batch(examples, chosen[:, 0])
-        return batch | {"image": augment(self.augment, chosen[:, 1], batch["image"])}
+        batch, seeds = self.batch(examples, chosen[:, 0]), chosen[:, 1]
+        if self.augment:
+            batch["image"] = augment(self.augment, seeds, batch["image"])
+        return batch | {SEED: seeds}
 
     def init(self, key: jax.Array, examples: Examples) -> Params:
         """Returns the parameters of all blocks and auxiliary heads, float32."""
         return base.init(self.blocks, key, self.input(examples), self.heads)
 
+    def initial_state(self, key: jax.Array, examples: Examples) -> Params:
+        """Returns the blocks' state that goes with `init`."""
+        return base.initial_state(self.blocks, key, self.input(examples))
+
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
-        return base.apply(self.blocks, params, self.input(batch))
+        """Returns the outputs in training."""
+        return base.apply(self.blocks, params, self.input(batch), batch.get(SEED))
+
+    def evaluated(self, variables: Params, batch: Examples) -> jax.Array:
+        """Returns the outputs in evaluation, of parameters with the model's `STATE`, if it has."""
+        state = variables.get(STATE, {})
+        return base.evaluate(self.blocks, variables, state, self.input(batch))
+
+    def loss_and_state(
+        self, params: Params, state: Params, batch: Examples
+    ) -> tuple[jax.Array, Params]:
+        """Returns the loss in training with a carried state, and the state after it."""
+        y, after = base.train(self.blocks, params, state, self.input(batch), batch.get(SEED))
+        return jnp.mean(self.losses(y, batch)), after
+
+    def recomputed(self, params: Params, batches: Examples) -> Params:
+        """Returns the model's averages for these parameters, over batches (k, n, ...)."""
+        x = jax.vmap(self.input)(batches)
+        return base.recompute(self.blocks, params, x, jnp.arange(len(x)))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
         return self.losses(self.outputs(params, batch), batch)
@@ -104,27 +135,68 @@ def make(
     pixels: Pixels = UNCHANGED,
     loss: str = "",
     metrics: Sequence[str] = (),
+    norm_examples: int = 0,
 ) -> Problem:
     """Returns the problem of a model, a loss and metrics, with heads on the named blocks."""
     function = model.losses if isinstance(model, Quadratic) and not loss else losses.loss(loss)
-    blocks, measures = base.make(model, classes), losses.metrics(metrics)
+    blocks, measures = base.make(model, classes, norm_examples), losses.metrics(metrics)
     return Problem(blocks, partial(_input, pixels), function, measures, heads, pixels.augment)
 
 
-def check(problem: Problem, examples: Examples, classes: int = 0) -> None:
-    """Raises `ConfigError` if the model, loss or metrics, traced on such examples, do not fit.
+class Traits(NamedTuple):
+    """What a model has besides parameters."""
 
-    `classes` is the number that the loss chooses from, or 0.
+    state: bool = False
+    draws: bool = False  # random numbers in training
+
+
+def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
+    """Returns the traits of the model, traced on such examples.
+
+    Raises `ConfigError` if the model, loss or metrics do not fit. `classes` is the number that the
+    loss chooses from, or 0.
     """
-    ConfigError.refuse(_fit_checks(problem, examples, classes))
-
-
-def _fit_checks(problem: Problem, examples: Examples, classes: int) -> Iterator[Check]:
-    """Yields checks, each traced after those before it have passed."""
     batch = {
         name: jax.ShapeDtypeStruct((TRACED_BATCH, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in examples.items()
     }
+    ConfigError.refuse(_fit_checks(problem, examples, batch, classes))
+    key = jax.random.key(0)
+    params, state = (
+        jax.eval_shape(function, key, batch) for function in (problem.init, problem.initial_state)
+    )
+    program = jax.make_jaxpr(problem.outputs)(params, batch)
+    return Traits(bool(jax.tree.leaves(state)), bool(_draws(program.jaxpr)))
+
+
+def _draws(jaxpr: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes of the keys with which a program draws random numbers, in order."""
+    found = list[tuple[int, ...]]()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "random_bits":
+            found.append(equation.invars[0].aval.shape)
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            found += _draws(inner) if hasattr(inner, "eqns") else []
+    return found
+
+
+def _hides_keys(problem: Problem, params: Params, batch: Examples) -> bool:
+    """Returns whether the model draws from keys that are not by the seeds of the examples."""
+
+    def outputs(params: Params, batch: Examples, seeds: jax.Array) -> jax.Array:
+        return problem.outputs(params, batch | {SEED: seeds})
+
+    seeds = jax.ShapeDtypeStruct((2, TRACED_BATCH), jnp.int32)
+    one = jax.make_jaxpr(outputs)(params, batch, jax.ShapeDtypeStruct((TRACED_BATCH,), jnp.int32))
+    two = jax.make_jaxpr(jax.vmap(outputs, (None, None, 0)))(params, batch, seeds)
+    return [(2, *shape) for shape in _draws(one.jaxpr)] != _draws(two.jaxpr)
+
+
+def _fit_checks(
+    problem: Problem, examples: Examples, batch: Examples, classes: int
+) -> Iterator[Check]:
+    """Yields checks, each traced after those before it have passed."""
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
     def trace(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
@@ -133,8 +205,7 @@ def _fit_checks(problem: Problem, examples: Examples, classes: int) -> Iterator[
         except Exception as error:
             why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
-        draws = function != problem.init and "random_bits" in str(program)
-        return shapes, (draws, f"{key}: {NO_DRAWS}")
+        return shapes, (_draws(program.jaxpr), f"{key}: {NO_DRAWS}")
 
     def one_a_example(key: str, shape: jax.ShapeDtypeStruct) -> Check:
         found = str(shape.shape).replace(str(TRACED_BATCH), "B")
@@ -142,8 +213,12 @@ def _fit_checks(problem: Problem, examples: Examples, classes: int) -> Iterator[
         return shape.shape != (TRACED_BATCH,), line
 
     params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
-    outputs, draws = trace("config.model", problem.outputs, params, batch)
-    yield draws
+    outputs, _ = trace("config.model", problem.outputs, params, batch)
+    yield _hides_keys(problem, params, batch), f"config.model: {HIDDEN.format(OF_A_PAIR)}"
+    state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
+    variables = params | {STATE: state}
+    _, (draws, _) = trace("config.model, in evaluation", problem.evaluated, variables, batch)
+    yield draws, f"config.model: {HIDDEN.format('In evaluation it must draw none')}"
     is_array = isinstance(outputs, jax.ShapeDtypeStruct)
     yield not is_array, "config.model: the last block must return one array"
     for count in outputs.shape[-1:]:
@@ -215,13 +290,14 @@ def batches(
     independent: bool = False,
     shards: Sequence[np.ndarray] = (),
     worker: np.ndarray | None = None,
+    draws: bool = False,
 ) -> np.ndarray:
     """Returns the examples of updates start..stop-1, int32 (stop - start, B).
 
-    With augmentation it is (stop - start, B, 2), as in `Problem.batch`. `independent` returns
-    second mini-batches of the same conditional mean. With `shards` nodes have equal parts of B, in
-    order, from epochs over their shards; with `worker` besides, the node of each update, (stop,) or
-    longer, all of B is from that node's shard.
+    With augmentation, and if the model `draws`, it is (stop - start, B, 2), as in `Problem.batch`.
+    `independent` returns second mini-batches of the same conditional mean. With `shards` nodes have
+    equal parts of B, in order, from epochs over their shards; with `worker` besides, the node of
+    each update, (stop,) or longer, all of B is from that node's shard.
     """
     seed, replacement = partial(seeds.number, config.seed), config.data.replacement
 
@@ -245,7 +321,7 @@ def batches(
         chosen = np.concatenate(parts, axis=1, dtype=np.int32)
     else:
         chosen = draw(config.batch_size, examples)
-    if not config.data.augment:
+    if not (config.data.augment or draws):
         return chosen
     pixels = seed("second augmentation" if independent else "augmentation")
     return np.stack(

@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 def compiled_halves(run: Run) -> UpdateHalves:
     """Returns the run's update in two compiled halves, made once."""
-    return program.make_halves(run.config, run.data.classes, run.timeline.slots)
+    return program.make_halves(run.config, run.data.classes, run.timeline.slots, run.traits)
 
 
 def device_examples(run: Run) -> Examples:

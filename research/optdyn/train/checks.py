@@ -1,11 +1,14 @@
 """Whether an experiment can run on this machine and these data, besides its own joins."""
 
+from functools import partial
+
 from optdyn import experiment
 from optdyn.base import lookup
 from optdyn.base.errors import Join
 from optdyn.base.trees import Params, head
 from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
+from optdyn.problem.problem import Traits
 from optdyn.train import memory_checks, program
 
 EXAMPLES = 8  # examples of the batch on which a model is tried
@@ -16,6 +19,29 @@ def check(config: Config) -> None:
     experiment.check(config)
     memory_checks.check_config(config)
     lookup.check_code(config)
+
+
+def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) -> None:
+    """Raises `ConfigError` where a model with these traits cannot be trained in this way."""
+    if not (size := program.norm_examples(config, traits)):
+        check_parts(config, data, params)
+    refuse = partial(experiment.refuse_first, config)
+    refuse(experiment.state_joins(config, traits.state, traits.draws))
+    if traits.state and config.evaluation.statistics == "recomputed":
+        few = head(data.train, EXAMPLES)
+        reads = program.reads_state(config, data.classes, params, few)
+        expected = "must be 'carried': in training this model reads its state, as with a spectral "
+        expected += "norm or a codebook, so that it is no average of other batches"
+        refuse([Join("evaluation.statistics", reads, expected)])
+    if not size or config.methods.reduces_itself:
+        return
+    parts = program.workers_of(config)
+    expected = f"must divide {config.batch_size // parts}, the examples of a worker's pass"
+    if not config.model.norm_examples:
+        expected = f"must be given, as config.batch_size = {config.batch_size} examples do not "
+        expected += f"divide among {parts} workers' passes"
+    together = config.batch_size // program.passes_of(config)
+    refuse([Join("model.norm_examples", together % max(size, 1), expected)])
 
 
 def check_parts(config: Config, data: Dataset, params: Params) -> None:
@@ -33,5 +59,6 @@ def check_parts(config: Config, data: Dataset, params: Params) -> None:
     divides = next((key for key, (divides, _) in keys.items() if divides), "")
     if divides and program.mixes(config, data.classes, params, head(data.train, EXAMPLES)):
         expected = f"must be {keys[divides][1]}: the loss of an example of this model depends on "
-        expected += "the others of its batch (as with a norm over the batch), so on its division"
+        expected += "the others of its batch (as with a norm over the batch), so on its division; "
+        expected += "config.model.norm_examples says how many are normalized together"
         experiment.refuse_first(config, [Join(divides, True, expected)])

@@ -15,6 +15,7 @@ from optdyn.devices.overlap import overlap
 from optdyn.devices.paged import broadcast_init, paged
 from optdyn.devices.simulated import one_node, over_nodes, over_workers
 from optdyn.methods import MethodStack, Rule, compose
+from optdyn.methods.kept import NOTHING_KEPT, Keeping
 from optdyn.problem.problem import Problem
 from optdyn.train.worker_seconds import measure
 
@@ -28,6 +29,7 @@ class LayoutRequest(NamedTuple):
     shard_optimizer: bool = False
     shard_snapshots: bool = False
     streamed: bool = False  # whether examples come to real devices as they are needed
+    keeping: Keeping = NOTHING_KEPT
 
 
 def make(
@@ -47,7 +49,8 @@ def make(
 
     def rule(axis: str | None, real: bool = False, slots: int = slots) -> Rule:
         accumulation = request.accumulation
-        return compose(methods, problem, optimizer, slots, axis, accumulation, real, meter)
+        sizes = slots, axis, accumulation, real, meter
+        return compose(methods, problem, optimizer, *sizes, keeping=request.keeping)
 
     def on_host() -> Callable[[Params], State]:
         return broadcast_init(jax.jit(rule(None, slots=1).init), slots)

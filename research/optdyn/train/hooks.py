@@ -44,12 +44,15 @@ class LossHook(Hook):
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is None:
             return
-        evaluate = partial(program.evaluate, chunk.run.program, chunk.params)
+        losses = Json()
         with self.watch().during("evaluating"):
-            loss, test = evaluate(self.train)["loss"], evaluate(self.test)
+            for prefix, variables in chunk.run.evaluated(chunk.full_state).items():
+                evaluate = partial(program.evaluate, chunk.run.program, variables)
+                losses[f"{prefix}train_loss"] = evaluate(self.train)["loss"]
+                test = evaluate(self.test).items()
+                losses |= {f"{prefix}test_{name}": value for name, value in test}
         chunk.row |= _progress(chunk.run, chunk.step)
-        chunk.row |= {"wall_seconds": time.monotonic() - self.started, "train_loss": loss}
-        chunk.row |= {f"test_{name}": value for name, value in test.items()}
+        chunk.row |= {"wall_seconds": time.monotonic() - self.started} | losses
 
 
 def _progress(run: Run, step: int) -> Json:

@@ -24,14 +24,16 @@ from optdyn.devices.simulated import NodeStates
 from optdyn.experiment import Config
 from optdyn.implicit_momentum.probes import PROBES
 from optdyn.methods import compose, pieces
+from optdyn.methods.kept import Keeping
 from optdyn.methods.sync import Merged, cut, merged
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
-from optdyn.problem.models import Model, Quadratic
-from optdyn.problem.problem import Examples, Params, Problem
+from optdyn.problem.models import Model, Quadratic, base
+from optdyn.problem.problem import Examples, Params, Problem, Traits
 from optdyn.problem.shared_data import Parts
 from optdyn.train import devices as parallel
 
+PLAIN = Traits()
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 
 
@@ -43,7 +45,8 @@ class Program:
     events; `infos` are the rule's scalars of each update, (CHUNK,). `indices`, (CHUNK, C) int32,
     are the examples of each batch, device by device, C = B where parts are even, or (CHUNK, C, 2),
     with the seeds of their augmentation.
-    `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
+    `evaluate(variables, examples) -> (sum of losses, {metric: sum})` over all `examples`, with the
+    parameters and the model's state (`Run.variables`).
     `extra_metrics(params, node_params, train, test) -> {name: scalar}`, at log points.
     """
 
@@ -52,6 +55,7 @@ class Program:
     layout: Layout
     metered: Layout | None  # the same for pairs of batches, with infos for the momentum meter
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+    recomputed: Callable[[Params, Examples], Params]  # averages of batch norms
     extra_metrics: Callable[..., dict[str, jax.Array]] | None
     sums: tuple[str, ...] = ()  # names of infos whose sums are logged
 
@@ -83,12 +87,13 @@ class UpdateHalves(NamedTuple):
 
 
 class ProblemKey(NamedTuple):
-    model: Model  # without the fields that only the data depend on
+    model: Model  # without the fields that only the data depend on, and `norm_examples`
     classes: int
     heads: tuple[str, ...]  # blocks with an auxiliary head
     pixels: problem.Pixels
     loss: str
     metrics: tuple[str, ...]
+    norm_examples: int  # 0: a batch is not divided
     user_code: Key  # what the names of the user's code stand for
 
 
@@ -99,6 +104,41 @@ class ProgramKey(NamedTuple):
     meter: bool
     probes: tuple[str, ...]
     user_code: Key
+
+
+def workers_of(config: Config) -> int:
+    """Returns into how many parts, of a worker's pass each, the batch of an update goes."""
+    methods, cluster, real = config.methods, config.cluster, config.parallel
+    nodes, devices = methods.devices(config)
+    if methods.plain and not real.api:  # the cluster is only its clock
+        devices = cluster.worker_count
+    if methods.stages and methods.gradient:
+        nodes = methods.gradient.parts(nodes)
+    return nodes * devices * real.accumulation * methods.get("arrivals", 1)
+
+
+def passes_of(config: Config) -> int:
+    """Returns into how many parts the batch of an update goes on the devices that compute it.
+
+    A simulated worker computes with the others of its group, whose examples are one array.
+    """
+    methods, real = config.methods, config.parallel
+    alone = methods.mix or methods.reduces_itself or real.api not in ("", "jit")
+    parts = real.accumulation * methods.get("arrivals", 1)
+    return workers_of(config) if alone else parts
+
+
+def norm_examples(config: Config, traits: Traits) -> int:
+    """Returns how many examples a norm over the batch takes together; 0: all that are computed.
+
+    By default they are those of one worker's pass, if the model has a state or draws.
+    """
+    methods = config.methods
+    if config.model.norm_examples or not (traits.state or traits.draws):
+        return config.model.norm_examples
+    if methods.reduces_itself:
+        return int(methods.get("micro_batch", 0))
+    return config.batch_size // workers_of(config)
 
 
 def init(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
@@ -116,10 +156,31 @@ def problem_of(config: Config, classes: int) -> Problem:
     return _problem(_problem_key(config, classes))[0]
 
 
-def check(config: Config, classes: int, examples: Examples) -> None:
-    """Raises `ConfigError` where a config's model, loss or metrics do not fit the examples."""
+def check(config: Config, classes: int, examples: Examples) -> Traits:
+    """Returns the traits of a config's model.
+
+    Raises `ConfigError` where its model, loss or metrics do not fit the examples.
+    """
     shapes = ((name, leaf.shape, leaf.dtype) for name, leaf in examples.items())
-    _check(_problem_key(config, classes), tuple(shapes))
+    return _check(_problem_key(config, classes), tuple(shapes))
+
+
+def reads_state(config: Config, classes: int, params: Params, examples: Examples) -> bool:
+    """Returns whether outputs in training depend on the model's state, as with a spectral norm."""
+    problem = problem_of(config, classes)
+    shapes = jax.eval_shape(problem.initial_state, jax.random.key(0), examples)
+
+    @jax.jit
+    def outputs(value: jax.Array) -> jax.Array:
+        state = jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), shapes)
+        return base.train(problem.blocks, params, state, problem.input(examples), None)[0]
+
+    return not np.array_equal(outputs(0.0), outputs(1.0), equal_nan=True)
+
+
+def initial_state(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """Returns the model's state that goes with `init`."""
+    return jax.jit(problem_of(config, classes).initial_state)(key, examples)
 
 
 def mixes(config: Config, classes: int, params: Params, examples: Examples) -> bool:
@@ -130,21 +191,23 @@ def mixes(config: Config, classes: int, params: Params, examples: Examples) -> b
     return not np.isclose(*pair, rtol=1e-4, equal_nan=True)  # one program, so equal if not
 
 
-def make(config: Config, classes: int, slots: int) -> Program:
+def make(config: Config, classes: int, slots: int, traits: Traits = PLAIN) -> Program:
     """Returns the program of a config: one for configs that differ in traced numbers only."""
-    return _make(_problem_key(config, classes), _program_key(config, slots))
+    size = norm_examples(config, traits)
+    return _make(_problem_key(config, classes, size), _program_key(config, slots, traits))
 
 
-def make_halves(config: Config, classes: int, slots: int) -> UpdateHalves:
-    return _make_halves(_problem_key(config, classes), _program_key(config, slots))
+def make_halves(config: Config, classes: int, slots: int, traits: Traits) -> UpdateHalves:
+    size = norm_examples(config, traits)
+    return _make_halves(_problem_key(config, classes, size), _program_key(config, slots, traits))
 
 
-def _program_key(config: Config, slots: int) -> ProgramKey:
+def _program_key(config: Config, slots: int, traits: Traits) -> ProgramKey:
     groups = config.methods.groups
     options, chain = optimizers.options(config, groups), optimizers.chain(config)
     return ProgramKey(
         (config.optimizer.name, hyper_names(config), options, chain),
-        _layout_request(config),
+        _layout_request(config, traits),
         slots,
         config.probes.momentum,
         tuple(name for name in PROBES if getattr(config.probes, name)),
@@ -152,7 +215,7 @@ def _program_key(config: Config, slots: int) -> ProgramKey:
     )
 
 
-def _layout_request(config: Config) -> parallel.LayoutRequest:
+def _layout_request(config: Config, traits: Traits = PLAIN) -> parallel.LayoutRequest:
     methods, real = config.methods, config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.reduces_itself:
@@ -166,10 +229,18 @@ def _layout_request(config: Config) -> parallel.LayoutRequest:
         real.shard_optimizer,
         real.shard_snapshots,
         bool(real.api) and config.data.streaming,
+        keeping_of(config, traits),
     )
 
 
-def _problem_key(config: Config, classes: int) -> ProblemKey:
+def keeping_of(config: Config, traits: Traits) -> Keeping:
+    its = config.evaluation
+    carries = traits.state and its.statistics != "recomputed"
+    last = its.last if its.average == "lawa" else 1
+    return Keeping(carries, its.statistics != "local", its.average, last)
+
+
+def _problem_key(config: Config, classes: int, norm_examples: int = 0) -> ProblemKey:
     gradient, heads = config.methods.gradient, tuple[str, ...]()
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
@@ -178,7 +249,8 @@ def _problem_key(config: Config, classes: int) -> ProblemKey:
     model = config.model
     if isinstance(model, Quadratic):
         model = model.with_(noise=0.0, spread=0.0)  # the data's, not the program's
-    return ProblemKey(model, classes, heads, pixels, config.loss, config.metrics, user_code)
+    model, named = model.with_(norm_examples=0), (config.loss, config.metrics)
+    return ProblemKey(model, classes, heads, pixels, *named, norm_examples, user_code)
 
 
 @lru_cache(maxsize=32)
@@ -188,10 +260,10 @@ def _problem(key: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
 
 
 @lru_cache(maxsize=32)
-def _check(key: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
+def _check(key: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> Traits:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
     classes = key.classes if losses.has_class_outputs(key.loss, examples) else 0
-    problem.check(_problem(key)[0], examples, classes)
+    return problem.check(_problem(key)[0], examples, classes)
 
 
 @lru_cache(maxsize=32)
@@ -228,6 +300,7 @@ def _make(problem_key: ProblemKey, key: ProgramKey) -> Program:
         layout,
         metered,
         jax.jit(partial(_evaluate, problem)),
+        jax.jit(problem.recomputed),
         _extra_metrics(problem, [measure for measure in measures if measure], key.probes),
         tuple(name for method in methods.members for name in method.info),
     )
@@ -325,9 +398,9 @@ def _loop(
 
 
 def _evaluate(
-    problem: Problem, params: Params, examples: Examples
+    problem: Problem, variables: Params, examples: Examples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    outputs = problem.outputs(params, examples)
+    outputs = problem.evaluated(variables, examples)
     metrics = {name: values.sum() for name, values in problem.metrics(outputs, examples).items()}
     return problem.losses(outputs, examples).sum(), metrics
 
@@ -347,12 +420,12 @@ def hypers(config: Config) -> dict[str, np.ndarray]:
     return {name: values[name] for name in hyper_names(config)}
 
 
-def evaluate(program: Program, params: Params, parts: Parts) -> dict[str, float]:
-    """Returns the mean loss and metrics over the examples of all parts."""
+def evaluate(program: Program, variables: Params, parts: Parts) -> dict[str, float]:
+    """Returns the mean loss and metrics over the examples of all parts, of `Run.variables`."""
     count = sum(map(examples_in, parts))
     totals: dict[str, float] = {}
     for part in parts:  # one after the other, or all would need their memory at a time
-        loss, metrics = jax.device_get(program.evaluate(params, part))
+        loss, metrics = jax.device_get(program.evaluate(variables, part))
         for name, value in {"loss": loss, **metrics}.items():
             totals[name] = totals.get(name, 0.0) + float(value) / count
     return totals

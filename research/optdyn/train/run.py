@@ -16,17 +16,19 @@ from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, plan_of, split_batches
-from optdyn.core import Event, Params
+from optdyn.core import Event, Params, State
 from optdyn.devices.first_process import run_on_first
 from optdyn.experiment import Config, ConfigError, refuse_first
 from optdyn.implicit_momentum.readings import steered
+from optdyn.methods.kept import Averaging, average_of, carried_in
 from optdyn.methods.setup import APIS
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
 from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
+from optdyn.problem.problem import STATE, Examples, Traits
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import arrays_by_name, fingerprint, parameters
-from optdyn.train.checks import check, check_parts
+from optdyn.train.checks import check, check_traits
 from optdyn.train.program import CHUNK, Program
 
 
@@ -46,11 +48,33 @@ class Run(NamedTuple):
     origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is from, if any
     shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, if nodes have shards
     code: str = ""  # checksums of the user's code (`lookup.fingerprint`)
+    traits: Traits = Traits()  # of the model
+    norm_batches: Examples | None = None  # (k, n, ...), that `variables` are recomputed from
 
     @property
     def examples(self) -> int:
         """Returns the size of the training set."""
         return examples_in(self.data.train)
+
+    def variables(self, params: Params, carried: Params | None = None) -> Params:
+        """Returns what is evaluated: parameters, and as `STATE` the model's state if it has one.
+
+        That is the state that the run has `carried`, or what is recomputed for these parameters.
+        """
+        if carried is not None:
+            return params | {STATE: carried}
+        if self.norm_batches is None:
+            return params
+        return params | {STATE: self.program.recomputed(params, self.norm_batches)}
+
+    def evaluated(self, state: State) -> dict[str, Params]:
+        """Returns the variables that are evaluated, by the prefix of their names in the log."""
+        node, kind = getattr(state, "first", state), self.config.evaluation.average
+        found = {"": state.params}
+        if isinstance(node, Averaging):
+            found[f"{kind}_"] = average_of(node, kind) if int(node.updates) else state.params
+        carried = carried_in(node, self.config.methods)
+        return {prefix: self.variables(params, carried) for prefix, params in found.items()}
 
 
 @lookup.files_read_once()
@@ -72,12 +96,13 @@ def prepare(
     data = shared_data.load(config)
     one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
-        program.check(config, data.classes, one)
+        traits = program.check(config, data.classes, one)
     memory_checks.check_data(config, data)
     shards = problem.shards(config, config.cluster.nodes, data)
     with shared_data.COMPILE_LOCK:
-        params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
-        check_parts(config, data, params)
+        key = seeds.key(config.seed, "init")
+        params = program.init(config, data.classes, key, one)
+        check_traits(config, data, params, traits)
     origin: Json = {}
     if config.init_from and not resumed:
         params, origin = run_on_first(lambda: _parameters_from(config.init_from, params))
@@ -90,15 +115,45 @@ def prepare(
     draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, model_info=model)
     line = draw(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
-        compiled = program.make(config, data.classes, line.slots)
+        compiled = program.make(config, data.classes, line.slots, traits)
     by_block = config.methods.servers(model.problem)
     for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
+    batches = None
+    if program.keeping_of(config, traits).carries:
+        params = params | {STATE: program.initial_state(config, data.classes, key, one)}
+    elif traits.state:
+        batches = fixed_batches(config, data, program.norm_examples(config, traits))
     memory_checks.check_state(config, compiled.rule, params, line.slots)
-    hypers = program.hypers(config)
-    run = Run(config, data, epoch, line, draw, compiled, params, report, hypers)
-    code = lookup.fingerprint(config)
-    return run._replace(padded_share=padded_share_of(line), origin=origin, shards=shards, code=code)
+    return Run(
+        config,
+        data,
+        epoch,
+        line,
+        draw,
+        compiled,
+        params,
+        report,
+        program.hypers(config),
+        padded_share_of(line),
+        origin,
+        shards,
+        lookup.fingerprint(config),
+        traits,
+        batches,
+    )
+
+
+def fixed_batches(config: Config, data: Dataset, size: int) -> Examples:
+    """Returns the training examples that averages of norms are recomputed from, (k, n, ...)."""
+    count, batches = examples_in(data.train), config.evaluation.batches
+    rng = np.random.default_rng(0)  # the same for all seeds, methods and parameters
+    chosen = rng.permutation(np.resize(rng.permutation(count), batches * size))
+    rows = {name: leaf[chosen] for name, leaf in data.train.items()}
+    return {
+        name: jnp.asarray(leaf.reshape(batches, size, *leaf.shape[1:]))
+        for name, leaf in rows.items()
+    }
 
 
 def _processes(config: Config, race: bool) -> Iterator[Join]:
@@ -174,7 +229,12 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     They go device by device. With `independent` they are the momentum meter's second batches.
     """
     drawn = partial(
-        problem.batches, run.config, run.examples, independent=independent, shards=run.shards
+        problem.batches,
+        run.config,
+        run.examples,
+        independent=independent,
+        shards=run.shards,
+        draws=run.traits.draws,
     )
     methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
@@ -225,8 +285,9 @@ def events_of(
     """Returns the events of updates step..step+n-1 and their examples, padded to `chunk` rows."""
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
-    line = run.timeline
-    events = Event(entries_at(line.plan, window), hypers, line.staleness[window])
+    line, kept = run.timeline, run.config.evaluation
+    decay = np.full(n, kept.decay, np.float32) if kept.average == "ema" else None
+    events = Event(entries_at(line.plan, window), hypers, line.staleness[window], decay)
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

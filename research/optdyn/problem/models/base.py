@@ -1,27 +1,34 @@
-"""A model is a tuple of (name, flax module); its parameters are a dict with the same names.
+"""A model is a tuple of (name, block); its parameters are a dict with the same names.
+
+A block is a flax module with parameters only, or a `Block` of the user's, which may have a state
+and draw random numbers (`adapters.py`).
 
 The last block is the output head. An auxiliary head of another block is the same module with other
 parameters, applied to that block's output.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, short_repr
 from optdyn.base.fields import ConstantFunction, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
-from optdyn.base.trees import Params, Tree
+from optdyn.base.trees import Array, Params, Tree
+from optdyn.problem.models.adapters import Adapter, Block, linen, pair
 
 KEY = "config.model.name"
-Blocks = tuple[tuple[str, nn.Module], ...]
+Layer = nn.Module | Block
+Blocks = tuple[tuple[str, Layer], ...]
+Networks = Sequence[tuple[str, nn.Module | Adapter]]  # of which blocks are made
 # How to write a module {0} of another library as a pair (init, apply).
 PAIR_EXAMPLES = {
     "flax.nnx": (
@@ -46,7 +53,13 @@ class Model(Value, section="model", union=True):
         False, "Keep only the inputs of blocks and compute the rest again in the backward pass."
     )
 
-    def blocks_for(self, classes: int) -> Blocks:
+    norm_examples: int = field(
+        0,
+        "Examples that a norm over the batch takes together; 0: those of one worker's gradient.",
+        at_least=0,
+    )
+
+    def blocks_for(self, classes: int) -> Networks:
         """Returns the blocks, the last with `classes` outputs. Raises `ValueError`."""
         raise NotImplementedError
 
@@ -61,13 +74,13 @@ class Model(Value, section="model", union=True):
             words = f"the module {type(thing).__name__}"
             return OwnModel(name=name_of(ConstantFunction(thing), words, thing))
         if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
-            return OwnModel(name=name_of(ConstantFunction(Pure(*thing)), "two functions", *thing))
+            return OwnModel(name=name_of(ConstantFunction(pair(*thing)), "two functions", *thing))
         kind = thing if isinstance(thing, type) else type(thing)
-        for library, pair in PAIR_EXAMPLES.items():
+        for library, lines in PAIR_EXAMPLES.items():
             if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
                 raise ConfigError(
                     f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
-                    f"pair of functions (init, apply): {pair.format(kind.__name__)}"
+                    f"pair of functions (init, apply): {lines.format(kind.__name__)}"
                 )
         return super().from_object(thing)
 
@@ -89,17 +102,26 @@ class ResidualModel(LayeredModel):
 
 @dataclass(frozen=True)
 class OwnModel(Model, Custom, custom=True):
-    """Your model: `make(classes, **options)` returns a flax module or (name, module) pairs."""
+    """Your model: `make(classes, **options)` returns a network, or (name, network) pairs.
 
-    def blocks_for(self, classes: int) -> Blocks:
+    A network is a flax.linen module, or what `optdyn.from_nnx` and its like return.
+    """
+
+    compute_dtype: str = field(
+        "float32", "Type of the computation; parameters and running averages stay float32.",
+        one_of=("float32", "bfloat16"),
+    )  # fmt: skip
+
+    def blocks_for(self, classes: int) -> Networks:
         function = lookup.find(KEY, self.name, {})
         result = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
-        pairs = (("model", result),) if isinstance(result, nn.Module) else result
+        kinds = nn.Module, Adapter
+        pairs = (("model", result),) if isinstance(result, kinds) else result
         try:
             blocks = tuple((block, module) for block, module in pairs)
         except (TypeError, ValueError):
             blocks = ()
-        good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
+        good = [isinstance(block, str) and isinstance(net, kinds) for block, net in blocks]
         if not blocks or not all(good) or len(dict(blocks)) < len(blocks):
             raise ConfigError(
                 f"{lookup.key_value(KEY, self.name)}: must return a flax.linen module or a "
@@ -109,26 +131,25 @@ class OwnModel(Model, Custom, custom=True):
         return blocks
 
 
-class Pure(nn.Module):
-    init_params: Callable[[jax.Array, jax.Array], Any]
-    apply_params: Callable[[Any, jax.Array], jax.Array]
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.apply_params(self.param("tree", self.init_params, x), x)
-
-
-def make(model: Model, classes: int) -> Blocks:
+def make(model: Model, classes: int, examples: int = 0) -> Blocks:
     """Returns the blocks of a model with `classes` outputs.
 
-    With `remat` all but the last, whose gradient comes first, keep only their inputs for the
-    gradient. On a CPU that saves memory only with
-    XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false.
+    A norm over the batch takes `examples` together, 0: all of a batch. With `remat` all but the
+    last, whose gradient comes first, keep only their inputs for the gradient. On a CPU that saves
+    memory only with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false.
     """
-    *trunk, head = model.blocks_for(classes)
-    if model.remat:
-        trunk = [(name, _with_remat(module)) for name, module in trunk]
-    return (*trunk, head)
+    blocks = model.blocks_for(classes)
+    own, dtype = isinstance(model, OwnModel), getattr(model, "compute_dtype", "float32")
+    made = list[tuple[str, Layer]]()
+    for number, (name, network) in enumerate(blocks):
+        remat = model.remat and number < len(blocks) - 1
+        if own or examples:
+            adapter = network if isinstance(network, Adapter) else linen(network)
+            made.append((name, Block(adapter, number, examples, jnp.dtype(dtype), remat)))
+        else:
+            assert isinstance(network, nn.Module)
+            made.append((name, _with_remat(network) if remat else network))
+    return tuple(made)
 
 
 def _with_remat(module: nn.Module) -> nn.Module:
@@ -162,11 +183,6 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
 
 
 def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
-    if others := sorted(set(variables) - {"params"}):
-        raise ValueError(
-            f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
-            "the batch drops its running averages in a pair (init, apply), as docs/faq.md shows)"
-        )
     params = variables.get("params", {})
     if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params)} - {"float32"}:
         raise ValueError(f"block {name!r} has parameters of {min(strange)}: must be float32")
@@ -177,13 +193,70 @@ def head_of(block: str) -> str:
     return f"{block}_head"
 
 
-def apply(blocks: Blocks, params: Params, x: jax.Array) -> jax.Array:
-    return activations(blocks, params, x)[-1]
+def apply(blocks: Blocks, params: Params, x: jax.Array, seeds: Array | None = None) -> jax.Array:
+    return activations(blocks, params, x, seeds)[-1]
 
 
-def activations(blocks: Blocks, params: Params, x: jax.Array) -> list[jax.Array]:
-    """Returns `x` and the outputs of all blocks in order."""
+def activations(
+    blocks: Blocks, params: Params, x: jax.Array, seeds: Array | None = None
+) -> list[jax.Array]:
+    """Returns `x` and the outputs of all blocks in order, in training.
+
+    `seeds`, (B,) int32, are those of the examples, for blocks that draw random numbers.
+    """
     hs: list[Tree] = [x]
-    for name, module in blocks:
-        hs.append(module.apply({"params": params[name]}, hs[-1]))
+    for name, block in blocks:
+        more = (seeds,) if isinstance(block, Block) else ()
+        hs.append(block.apply({"params": params[name]}, hs[-1], *more))
     return hs
+
+
+def train(
+    blocks: Blocks, params: Params, state: Params, x: jax.Array, seeds: Array | None
+) -> tuple[jax.Array, Params]:
+    """Returns the outputs in training, and the blocks' state after it."""
+    after: Params = {}
+    h: Tree = x
+    for name, block in blocks:
+        if isinstance(block, Block):
+            h, after[name] = block.train(params[name], state[name], h, seeds)
+        else:
+            h = block.apply({"params": params[name]}, h)
+    return h, after
+
+
+def evaluate(blocks: Blocks, params: Params, state: Params, x: jax.Array) -> jax.Array:
+    """Returns the outputs in evaluation."""
+    h: Tree = x
+    for name, block in blocks:
+        if isinstance(block, Block):
+            h = block.evaluate(params[name], state.get(name, {}), h)
+        else:
+            h = block.apply({"params": params[name]}, h)
+    return h
+
+
+def initial_state(blocks: Blocks, key: jax.Array, x: jax.Array) -> Params:
+    """Returns the state that blocks start from, drawn as their parameters are."""
+    state: Params = {}
+    for number, (name, block) in enumerate(blocks):
+        its_key = jax.random.fold_in(key, number)
+        x, _ = block.init_with_output(its_key, x)
+        if isinstance(block, Block):
+            state[name] = block.adapter.init(its_key, x)[1]
+    return state
+
+
+def recompute(blocks: Blocks, params: Params, x: jax.Array, seeds: jax.Array) -> Params:
+    """Returns the averages of batch norms over k batches, (k, n, ...), one after the other block.
+
+    `seeds`, (k,), are those of the batches.
+    """
+    h: Tree = x
+    state: Params = {}
+    for name, block in blocks:
+        if isinstance(block, Block):
+            h, state[name] = block.recompute(params[name], h, seeds)
+        else:
+            h = jax.vmap(partial(block.apply, {"params": params[name]}))(h)
+    return state

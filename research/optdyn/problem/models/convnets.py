@@ -32,7 +32,7 @@ import jax
 from optdyn.base.errors import Check
 from optdyn.base.fields import field
 from optdyn.base.ranges import BLOCKS, WIDTHS, counts
-from optdyn.problem.models.base import Blocks, LayeredModel
+from optdyn.problem.models.base import LayeredModel, Networks
 from optdyn.problem.models.convolution import Conv, Shape, lowerings_of, max_pool
 from optdyn.problem.models.mlp import dense_layers
 
@@ -84,14 +84,14 @@ class CNN(ConvolutionalModel, name="cnn"):
     channels: tuple[int, ...] = field((6, 16), "Channels of the convolutions.", **WIDTHS)
     hidden: tuple[int, ...] = field((256, 256), "Widths of the dense layers.", **WIDTHS)
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         """Returns `conv0`, ... and the MLP's blocks; (6, 16) and (120, 84) are LeNet-5."""
         ways = lowerings_of(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
         convolutions = tuple(
             (f"conv{i}", ConvPool(channels, self.dtype, way))
             for i, (channels, way) in enumerate(zip(self.channels, ways, strict=True))
         )
-        return convolutions + dense_layers(self.hidden, classes, self.dtype)
+        return *convolutions, *dense_layers(self.hidden, classes, self.dtype)
 
 
 def normalize(x: jax.Array, norm: str, dtype: str) -> jax.Array:
@@ -186,7 +186,7 @@ class ResNet(ConvolutionalModel, name="resnet"):
     )
     bottleneck: bool = field(False, "Blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions.")
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         """Returns `block0`, with the stem, `block1`, ... and the head, `output`."""
         for wrong, line in self._wrong():
             if wrong:

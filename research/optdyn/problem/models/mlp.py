@@ -14,7 +14,7 @@ import jax
 
 from optdyn.base.fields import field
 from optdyn.base.ranges import WIDTHS
-from optdyn.problem.models.base import Blocks, LayeredModel, ResidualModel
+from optdyn.problem.models.base import LayeredModel, Networks, ResidualModel
 
 
 class DenseLayer(nn.Module):
@@ -30,7 +30,7 @@ class DenseLayer(nn.Module):
         return nn.relu(y) if self.hidden else y
 
 
-def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
+def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Networks:
     layers = ((f"hidden{i}", DenseLayer(width, dtype, True)) for i, width in enumerate(hidden))
     return (*layers, ("classifier", DenseLayer(classes, dtype)))
 
@@ -41,7 +41,7 @@ class MLP(LayeredModel, name="mlp"):
 
     hidden: tuple[int, ...] = field((256, 256), "Widths of the hidden layers.", **WIDTHS)
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         return dense_layers(self.hidden, classes, self.dtype)
 
 
@@ -76,7 +76,7 @@ class Output(nn.Module):
 class ResMLP(ResidualModel, name="resmlp"):
     """Residual multi-layer perceptron: one hidden layer a block, added to the block's input."""
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         trunk = (
             (f"block{k}", Residual(self.width, self.dtype, k == 0)) for k in range(self.blocks)
         )

@@ -21,7 +21,7 @@ from optdyn.base import seeds
 from optdyn.base.fields import field
 from optdyn.base.ranges import WIDE
 from optdyn.problem.data.arrays import Dataset
-from optdyn.problem.models.base import Blocks, Model
+from optdyn.problem.models.base import Model, Networks
 
 
 class Displacement(nn.Module):
@@ -46,7 +46,7 @@ class Quadratic(Model, name="quadratic"):
         at_least=0, at_most=10,
     )  # fmt: skip
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         return (("x", Displacement(self.dimension)),)
 
     def losses(self, displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

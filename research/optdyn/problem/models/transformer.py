@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from optdyn.base.fields import field
 from optdyn.base.ranges import WIDE
-from optdyn.problem.models.base import Blocks, ResidualModel
+from optdyn.problem.models.base import Networks, ResidualModel
 from optdyn.problem.models.mlp import Output
 
 BASE = 10_000.0  # of the frequencies of rotations
@@ -134,7 +134,7 @@ class TransformerBase(ResidualModel):
 
     attention_heads: int = field(4, "Attention heads of a block.", **WIDE)
 
-    def blocks_for(self, classes: int) -> Blocks:
+    def blocks_for(self, classes: int) -> Networks:
         """Returns `block0`, with the embeddings, ... and the head. Raises `ValueError`."""
         rotates = self.block is ModernBlock
         if self.width % (self.attention_heads * (1 + rotates)):
