@@ -353,6 +353,8 @@ def _probes(config: Config) -> Iterator[Join]:
 
 def _average(config: Config) -> Iterator[Join]:
     if config.evaluation.average:
+        expected = "must be '' with config.probes.mean, which is of the last parameters"
+        yield Join("evaluation.average", config.probes.mean, expected)
         yield from _kept(config, "evaluation.average", "''")
         expected = "must be '' in a race; a replay of it may have an average"
         yield Join("evaluation.average", config.cluster.service.name == "race", expected)

@@ -20,6 +20,7 @@ An experiment is a frozen value; commands make the same one of their config.
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -44,6 +45,8 @@ from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
 from optdyn.price.shapes import model_shapes
+from optdyn.problem import models, shared_data
+from optdyn.problem.models import base
 from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
@@ -243,12 +246,15 @@ class Trained:
 
     `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
     the last ones, None if the run diverged; with a workdir those of its last checkpoint.
+    `variables` are what was evaluated last, by the prefix of its names in the log: parameters, with
+    the model's state; and their average, if there is one.
     """
 
     experiment: Experiment
     log: "pd.DataFrame"
     summary: Mapping[str, Any]
     params: Any
+    kept: Mapping[str, Any] | Path  # `variables`, or the workdir that has them
 
     def __repr__(self) -> str:
         last, its = self.log.iloc[-1], self.experiment
@@ -258,6 +264,27 @@ class Trained:
             f"{last['simulated_seconds']:.4g} simulated seconds, training loss "
             f"{last['train_loss']:.4g})"
         )
+
+    @cached_property
+    def variables(self) -> Mapping[str, Any]:
+        if isinstance(self.kept, Path):
+            return trainer.variables_in(self.experiment, self.kept)
+        return self.kept
+
+    def restore(self, average: bool = False) -> Any:
+        """Returns the trained network as its library has it, ready to be evaluated.
+
+        These are the variables of a linen module, a module of nnx, and so on; of several blocks a
+        dict of them. `average`: of `config.evaluation.average`. Raises `ConfigError` for a run that
+        has diverged or has no average.
+        """
+        prefix = f"{self.experiment.evaluation.average}_" if average else ""
+        refuse(
+            (not self.variables, "restore: the run has diverged, so that it has no parameters"),
+            (prefix not in self.variables, "restore: needs config.evaluation.average"),
+        )
+        blocks = models.make(self.experiment.model, shared_data.load(self.experiment).classes)
+        return base.restore(blocks, self.variables[prefix])
 
     @property
     def diverged(self) -> bool:
@@ -288,11 +315,11 @@ def read_run(experiment: Experiment, folder: Path) -> Trained:
     (point,) = tables.points(folder)
     has_checkpoint = any((folder / "checkpoints").glob("*"))
     params = parameters(folder)[1] if has_checkpoint else None
-    return Trained(experiment, tables.logged(point.log), point.summary, params)
+    return Trained(experiment, tables.logged(point.log), point.summary, params, folder)
 
 
 def run_of_memory(experiment: Experiment, kept: trainer.RunResult) -> Trained:
     from optdyn.report import tables
 
     log = tables.logged([finite(row) for row in kept.log])
-    return Trained(experiment, log, finite(kept.summary), kept.params)
+    return Trained(experiment, log, finite(kept.summary), kept.params, kept.variables)

@@ -149,10 +149,11 @@ def seconds_per_evaluation(run: trainer.Run) -> float:
     _, sample, test = shared_data.put_on_devices(
         run.data, run.program.layout.put_examples, run.config
     )
+    variables = run.variables(run.params, run.state)
     for _ in range(2):
         begun = time.monotonic()
         for examples in (sample, test):
-            program.evaluate(run.program, run.params, examples)
+            program.evaluate(run.program, variables, examples)
         seconds = time.monotonic() - begun
     return seconds
 

@@ -16,7 +16,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Tree, bytes_of, examples_in
+from optdyn.base.trees import Json, Params, Tree, bytes_of, examples_in
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
@@ -24,7 +24,7 @@ from optdyn.evidence.crossing import Crossing, crossing, of_runs
 from optdyn.experiment import Config
 from optdyn.optimizers import schedules
 from optdyn.problem import shared_data
-from optdyn.problem.problem import Examples
+from optdyn.problem.problem import Examples, Traits
 from optdyn.problem.shared_data import Parts
 from optdyn.train import program, trainer
 from optdyn.train.loop import Chunk, Hook, run_to_end, updates, with_hooks
@@ -61,8 +61,9 @@ def trial(
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
 
     The first log point is `first`. A trial also ends when more than `most` of the clock have
-    passed, 'updates' or simulated 'seconds'. With `config.probes.mean` the loss is that of the
-    nodes' mean, and the seconds `met` include the `meeting` that computes it. Raises what
+    passed, 'updates' or simulated 'seconds'. With `config.evaluation.average` the loss is that of
+    the average. With `config.probes.mean` it is that of the nodes' mean, and the seconds `met`
+    include the `meeting` that computes it. Raises what
     `trainer.prepare` raises, and `ConfigError` for a config of real devices.
     """
     on_host = config.methods.get("snapshots", "") == "host"
@@ -76,13 +77,15 @@ def trial(
     run = trainer.prepare(config, timeline_of=timeline_of)
     layout = run.program.layout
     _, sample, test = shared_data.put_on_devices(run.data, layout.put_examples, config)
-    hook = _LossHook(target, most, clock, _mean_loss(run.program, config.probes.mean), sample, [])
-    state = layout.put_state(run.program.rule.init(run.params))
+    hook = _LossHook(target, most, clock, _loss_of(run), sample, [])
+    state = layout.put_state(run.program.rule.init(run.start))
     chunks = updates(run, state, 0, _log_points(first, config.steps), hook.rows)
     chunk = run_to_end(with_hooks(chunks, [hook], hook.rows), CHUNK)
     finite = [row for row in hook.rows if math.isfinite(row["train_loss"])]
     whole = chunk.status == "reached" or (not chunk.status and chunk.step == config.steps)
-    metrics = program.evaluate(run.program, chunk.params, test) if whole else {}
+    metrics = (
+        program.evaluate(run.program, _variables(run, chunk.full_state), test) if whole else {}
+    )
     return _curve(finite, chunk.status or "ended", metrics)
 
 
@@ -151,8 +154,9 @@ def _logged(config: Config, target: float, most: float, clock: str) -> Curve:
         schedule = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
         chosen = config if steps == config.steps else config.with_(schedule, steps=steps)
-    summary, rows, _ = run_to_end(trainer.in_memory(trainer.prepare(chosen), SILENT))
-    found = [row for row in rows if row["train_loss"]]
+    summary, rows, *_ = run_to_end(trainer.in_memory(trainer.prepare(chosen), SILENT))
+    name = f"{average}_train_loss" if (average := config.evaluation.average) else "train_loss"
+    found = [row | {"train_loss": row[name]} for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
     kept = found if reached is None else found[: reached + 1]
     whole = reached is not None or (summary["status"] == "completed" and chosen == config)
@@ -230,6 +234,23 @@ def meeting(run: Run, step: int) -> float:
         return 0.0
     cluster, size = run.config.cluster, bytes_of(run.params)
     return between_nodes(cluster, size) + broadcast(cluster, size)
+
+
+def _variables(run: Run, state: State) -> Params:
+    """Returns what a trial is judged by: the average if there is one, else the parameters."""
+    *_, variables = run.evaluated(state).values()
+    return variables
+
+
+def _loss_of(run: Run) -> Callable[[State, Parts], float]:
+    its = run.config.evaluation
+    if run.traits == Traits() and not its.average:
+        return _mean_loss(run.program, run.config.probes.mean)
+
+    def loss(state: State, parts: Parts) -> float:
+        return program.evaluate(run.program, _variables(run, state), parts)["loss"]
+
+    return loss
 
 
 @lru_cache(maxsize=64)

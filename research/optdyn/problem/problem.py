@@ -18,7 +18,7 @@ from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
-from optdyn.problem.models.base import Blocks, Model, OwnModel
+from optdyn.problem.models.base import STATE, Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
 
@@ -30,7 +30,6 @@ HIDDEN = (
 )
 OF_A_PAIR = "Of a pair (init, apply), `apply(params, x, *, key, train)` gets one"
 SEED = "seed"  # of an example of a batch, int32
-STATE = "state of the model"  # beside the blocks' parameters, where they are evaluated
 TRACED_BATCH = 7919  # examples of a batch that is only traced, a size that nothing else has
 
 

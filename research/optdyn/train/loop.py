@@ -213,7 +213,7 @@ def next_length(length: int, n: int, seconds: float) -> int:
 
 def initial_state(run: Run) -> State:
     """Returns the state that the run starts from, on its devices, made of a copy of its params."""
-    return run.program.layout.put_state(run.program.init(jax.tree.map(jnp.copy, run.params)))
+    return run.program.layout.put_state(run.program.init(jax.tree.map(jnp.copy, run.start)))
 
 
 def advance_arguments(run: Run, n: int) -> tuple[Tree, ...]:

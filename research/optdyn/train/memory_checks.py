@@ -101,11 +101,11 @@ class Need(NamedTuple):
     host: int  # of a table of versions in the host's memory; on a CPU `device` has all
 
 
-def check_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
+def check_state(config: Config, rule: Rule, start: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
-    need = need_of(config, rule, params)
+    need = need_of(config, rule, start)
     versions = f", {slots:,} versions" if slots > 1 else ""
-    line = f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need"
+    line = f"config: {numbers_in(start):,} parameters{versions}, and their optimizer's state need"
     _fits(need.device, line)
     if need.host:
         _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())

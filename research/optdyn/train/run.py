@@ -49,12 +49,18 @@ class Run(NamedTuple):
     shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, if nodes have shards
     code: str = ""  # checksums of the user's code (`lookup.fingerprint`)
     traits: Traits = Traits()  # of the model
+    state: Params | None = None  # of the model, at the start, where it is carried along
     norm_batches: Examples | None = None  # (k, n, ...), that `variables` are recomputed from
 
     @property
     def examples(self) -> int:
         """Returns the size of the training set."""
         return examples_in(self.data.train)
+
+    @property
+    def start(self) -> Params:
+        """Returns what a rule starts from: x_0, with the model's state where it is carried."""
+        return self.params if self.state is None else self.params | {STATE: self.state}
 
     def variables(self, params: Params, carried: Params | None = None) -> Params:
         """Returns what is evaluated: parameters, and as `STATE` the model's state if it has one.
@@ -119,12 +125,13 @@ def prepare(
     by_block = config.methods.servers(model.problem)
     for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
-    batches = None
+    state = batches = None
     if program.keeping_of(config, traits).carries:
-        params = params | {STATE: program.initial_state(config, data.classes, key, one)}
+        state = program.initial_state(config, data.classes, key, one)
     elif traits.state:
         batches = fixed_batches(config, data, program.norm_examples(config, traits))
-    memory_checks.check_state(config, compiled.rule, params, line.slots)
+    start = params if state is None else params | {STATE: state}
+    memory_checks.check_state(config, compiled.rule, start, line.slots)
     return Run(
         config,
         data,
@@ -140,6 +147,7 @@ def prepare(
         shards,
         lookup.fingerprint(config),
         traits,
+        state,
         batches,
     )
 

@@ -77,6 +77,7 @@ class RunResult(NamedTuple):
     summary: Json
     log: list[Json]
     params: Params | None  # None: it has diverged
+    variables: Mapping[str, Params]  # `Run.evaluated`, but of a run that has diverged
 
 
 class Record(NamedTuple):
@@ -103,7 +104,7 @@ def training(
             tell(f"already finished at {old_summary['step']:,}{other}: {workdir}")
             return finished_summary(folder, config, stored, old_summary)
         with Checkpoints(folder) as checkpoints:
-            fresh = run.program.init(run.params)
+            fresh = run.program.init(run.start)
             step, state = from_first(checkpoints.restore(fresh) or (0, fresh))
             run_on_first(
                 lambda: start_or_resume(folder, run, stored, checkpoints, old_summary, tell)
@@ -124,6 +125,15 @@ def training(
     return summary
 
 
+@lookup.files_read_once()
+def variables_in(config: Config, folder: Path) -> Mapping[str, Params]:
+    """Returns `Run.evaluated` of a workdir's last checkpoint; {} if it has none."""
+    run = prepare(config, resumed=True)
+    with Checkpoints(folder) as checkpoints:
+        found = checkpoints.restore(run.program.init(run.start))
+    return jax.device_get(run.evaluated(found[1])) if found else {}
+
+
 def in_memory(
     run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[RunResult]:
@@ -134,10 +144,12 @@ def in_memory(
     origin = {"init_from": run.origin} if run.origin else {}
     record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
     watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
-    state = program.layout.put_state(program.init(run.params))
+    state = program.layout.put_state(program.init(run.start))
     summary, last = yield from _train(run, 0, state, record, watching, user_hooks)
-    params = None if last.status == "diverged" else jax.device_get(last.params)
-    return RunResult(summary, rows, params)
+    if last.status == "diverged":
+        return RunResult(summary, rows, None, {})
+    variables = jax.device_get(run.evaluated(last.full_state))
+    return RunResult(summary, rows, jax.device_get(last.params), variables)
 
 
 def _of_workdir(

@@ -95,6 +95,10 @@ def _joins(config: Config) -> Iterator[Join]:
     methods, name = config.methods, config.optimizer.name
     expected = f"must have groups that arrive independently, as {GROUPED!r}; {LADDERS}"
     yield Join("method.name", not methods.simple or not methods.read, expected)
+    its = config.evaluation
+    yield Join("evaluation.average", its.average, f"must be ''; {LADDERS}")
+    carried = its.statistics != "recomputed"
+    yield Join("evaluation.statistics", carried, f"must be 'recomputed'; {LADDERS}")
     light = not optimizers.takes_momentum(name)
     yield Join("optimizer.name", light, f"must have a momentum; {LADDERS}")
     expected = f"must be another: it corrects its momentum for any number of groups; {LADDERS}"
@@ -162,9 +166,15 @@ def _limits(program: Program) -> Callable[..., tuple[GradientMoments, jax.Array]
 
 def start_loss(cluster: SimulatedCluster, begin: Checkpoint) -> float:
     """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance."""
-    loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
+    loss = evaluated(cluster, begin.state.params)
     classes = cluster.run.data.classes
-    return min(float(loss), CHANCE * math.log(classes)) if classes > 1 else float(loss)
+    return min(loss, CHANCE * math.log(classes)) if classes > 1 else loss
+
+
+def evaluated(cluster: SimulatedCluster, params: Params) -> float:
+    """Returns the training loss, of the same examples for all settings."""
+    run = cluster.run
+    return program.evaluate(run.program, run.variables(params), cluster.evaluated)["loss"]
 
 
 def attempt(
@@ -212,14 +222,14 @@ def attempt(
             seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
         if finite and (target is not None or done == updates):
             params = _mean(seen) if target is None else chunk.state.params
-            loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
+            loss = evaluated(cluster, params)
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite:
                 curve.append((seconds_after(line, t + done) - before, float(loss)))
             if target is not None and finite and not reached and done < updates:
                 seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
-                mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
+                mean = evaluated(cluster, _mean(seen))
                 finite = bool(min(loss, mean) <= lower * CEILING ** (1 - done / updates))
                 settled = settle and len(seen) == AVERAGED and bool(mean <= target)
         if reached or settled or not finite:

@@ -26,6 +26,7 @@ from optdyn.base.trees import Array, Params, Tree
 from optdyn.problem.models.adapters import Adapter, Block, linen, pair
 
 KEY = "config.model.name"
+STATE = "state of the model"  # beside the blocks' parameters, where they are evaluated
 Layer = nn.Module | Block
 Blocks = tuple[tuple[str, Layer], ...]
 Networks = Sequence[tuple[str, nn.Module | Adapter]]  # of which blocks are made
@@ -260,3 +261,15 @@ def recompute(blocks: Blocks, params: Params, x: jax.Array, seeds: jax.Array) ->
         else:
             h = jax.vmap(partial(block.apply, {"params": params[name]}))(h)
     return state
+
+
+def restore(blocks: Blocks, variables: Params) -> Any:
+    """Returns the network of these parameters as its library has it; of several blocks a dict."""
+    state = variables.get(STATE, {})
+    found = {
+        name: block.adapter.restore(variables[name], state.get(name, {}))
+        if isinstance(block, Block)
+        else {"params": variables[name]}
+        for name, block in blocks
+    }
+    return found["model"] if list(found) == ["model"] else found
