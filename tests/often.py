@@ -137,6 +137,17 @@ OFTEN = {
         "fresh",
         "overlapping",
     ),
+    "methods/test_kept.py::test_a_norm_and_dropout_are_trained_and_averages_are_none_of_training": (
+        "sync]",
+        "asynchronous]",
+        "elastic]",
+        "buffered]",
+        "diloco]",
+        "demo]",
+        "dynamic_batch",
+        "stale_pipeline",
+        "local]",
+    ),
     "methods/test_messages.py::test_the_clock_counts_the_bytes_of_two_nodes": (
         "demo",
         "diloco of E3M0",

@@ -89,7 +89,7 @@ ENDS = {  # of ranges by their words: a step outside of each end, and what is st
     f"(?:above|more than) {NUMBERS}": lambda a, step: ([a], [a + step(a)]),
     f"at most {NUMBERS}": lambda b, step: ([b + step(b)], [b]),
     f"at least {NUMBERS}": lambda a, step: ([a - step(a)], [a]),
-    f"less than {NUMBERS}": lambda b, step: ([b], [b - step(b)]),
+    f"(?:less than|below) {NUMBERS}": lambda b, step: ([b], [b - step(b)]),
 }
 OTHER_RANGES = {  # that two numbers do not say
     "a finite number": ([INFINITE], [1e30]),
@@ -126,6 +126,7 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
         "note optimizer.chain optimizer.schedule"
     ),
     "above 0": "method.consensus_rate method.outer_learning_rate method.slow_learning_rate",
+    "above 0 and below 1": "evaluation.decay",
     "above 0 and at most 1": (
         "method.averaged_share method.compression_share plan.efficiency tune.probe_share"
     ),
@@ -137,16 +138,17 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
         "cluster.pieces.fc_network cluster.presence cluster.server_bandwidth "
         "cluster.service.variation data.dirichlet data.test_evaluated data.train_evaluated "
         "data.train_examples method.age_cutoff method.age_decay method.allotted method.correction "
-        "method.grace method.quorum method.synchronous_updates model.noise optimizer.decay_steps "
-        "optimizer.eps optimizer.learning_rate optimizer.warmup_steps optimizer.weight_decay "
-        "parallel.devices replicas.count seed"
+        "method.grace method.quorum method.synchronous_updates model.noise model.norm_examples "
+        "optimizer.decay_steps optimizer.eps optimizer.learning_rate optimizer.warmup_steps "
+        "optimizer.weight_decay parallel.devices replicas.count seed"
     ),
     "at least 0 and less than 1": (
         "cluster.diurnal method.outer_momentum method.slow_momentum method.smoothing "
         "method.threshold optimizer.b1 optimizer.b2"
     ),
     "at least 1": (
-        "batch_size data.sequence_length log_every method.arrivals method.chunks "
+        "batch_size data.sequence_length evaluation.batches evaluation.last log_every "
+        "method.arrivals method.chunks "
         "method.coefficients method.compression_block method.compression_rank "
         "method.first_moment_meetings method.groups method.max_batches method.micro_batch "
         "method.micro_batches method.period method.second_moment_meetings method.window "
@@ -176,7 +178,8 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
     "from 1 to 256": "method.chunk",
     "more than 0": "cluster.day cluster.seconds_per_example optimizer.decay_rate",
     "one of": (
-        "cluster.collective cluster.split data.augment method.blocking_dtype method.compression "
+        "cluster.collective cluster.split data.augment evaluation.average evaluation.statistics "
+        "method.blocking_dtype method.compression "
         "method.gossip_order method.inner_state method.merging method.pipeline method.server "
         "method.snapshots method.transfer_dtype method.variant method.waiting method.weights "
         "model.dtype model.norm model.stem parallel.api tune.mode"
@@ -359,6 +362,12 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "optimizer.chain_options.nosuch=1": "optimizer.chain_options.nosuch: must be an argument",
         "method.name=slowmo optimizer.learning_rate=0.0": "optimizer.learning_rate: must be other",
     },
+    "evaluation.average=ema": {
+        "cluster.nodes=2 method.name=diloco probes.mean=True": "evaluation.average: must be ''",
+        "method.name=asynchronous cluster.service.name=race": "evaluation.average: must be '' in a",
+        "method.name=asynchronous method.snapshots=host": "evaluation.average: must be '' with",
+        "replicas.count=3 data.replacement=True": "evaluation.average: must be '' with",
+    },
     "method.name=asynchronous": {
         "parallel.devices=2": "parallel.devices: must be 0: 'asynchronous' has as many devices",
         "parallel.shard_snapshots=True": "parallel.shard_snapshots: needs config.parallel.api =",
@@ -521,6 +530,19 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
     },
 }
 
+OF_STATE = {  # of a model with batch norms, or if the line says so only with dropout
+    "evaluation.statistics=carried": {
+        "parallel.api=overlap": "evaluation.statistics: must be 'recomputed' with config.parallel",
+        "cluster.service.name=race": "evaluation.statistics: must be 'recomputed' in a race, whose",
+        "method.name=local": "evaluation.statistics: must be 'recomputed' with config.method.name",
+    },
+    "log_every=1": {
+        "replicas.count=3": "replicas.count: must be 0, as the objective of a model with batch",
+        "probes.sharpness=True": "probes.sharpness: must be False, as it is not defined for a",
+        "method.name=local method.probes=True": "method.probes: must be False, as it is not",
+        "replicas.count=2": "replicas.count: must be 0, as the objective of a model with dropout",
+    },
+}
 CONSTANT = ("local", "stale_pipeline")  # methods that need a service time of that name
 
 
@@ -543,6 +565,21 @@ def is_said(line, said):
     """Whether the line begins with that key, and goes on with those words."""
     key, _, words = said.partition(": ")
     return re.match(rf"config\.{re.escape(key)}[.:= ]", line) and words in line
+
+
+def typed(given):
+    return {k: Text(v) for k, v in (one.split("=", 1) for one in given.split())}
+
+
+def state_refusals():
+    """Goes through the rows of `OF_STATE`, which need a model."""
+    for given, table in OF_STATE.items():
+        for more, said in table.items():
+            config, state = Config().with_(typed(f"{given} {more}")), "dropout" not in said
+            with pytest.raises(ConfigError) as caught:
+                joins = experiment.state_joins(config, state, draws=True)
+                experiment.refuse_first(config, joins)
+            assert is_said(str(caught.value), said)
 
 
 @pytest.mark.parametrize(("given", "said"), rows())
@@ -572,8 +609,8 @@ def test_each_row_of_the_joins_is_provoked(monkeypatch):
     monkeypatch.setattr(Join, "__new__", join)
     monkeypatch.setattr(Value, "require", require)
     for given, said in rows():
-        values = {k: Text(v) for k, v in (one.split("=", 1) for one in given.split())}
-        assert is_said(refusal(values), said)
+        assert is_said(refusal(typed(given)), said)
+    state_refusals()
     missed = [
         f"{path}:{call.lineno}: {ast.unparse(call)}"
         for path in [experiment.__file__, *map(str, Path(methods.__file__).parent.rglob("*.py"))]
