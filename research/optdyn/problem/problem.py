@@ -106,8 +106,13 @@ class Problem(NamedTuple):
 
     def recomputed(self, params: Params, batches: Examples) -> Params:
         """Returns the model's averages for these parameters, over batches (k, n, ...)."""
-        x = jax.vmap(self.input)(batches)
-        return base.recompute(self.blocks, params, x, jnp.arange(len(x)))
+        k, n, *_ = jax.tree.leaves(batches)[0].shape
+        whole = {name: leaf.reshape(k * n, *leaf.shape[2:]) for name, leaf in batches.items()}
+        if self.augment:
+            whole["image"] = augment(self.augment, jnp.arange(k * n), whole["image"])
+        x = self.input(whole)
+        x = x.reshape(k, n, *x.shape[1:])
+        return base.recompute(self.blocks, params, x, jnp.arange(k))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
         return self.losses(self.outputs(params, batch), batch)
