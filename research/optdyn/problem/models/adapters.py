@@ -17,12 +17,13 @@ parameters that are evaluated, from k training batches of `examples` each, as in
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from optdyn.base.trees import Array, Params, Tree
@@ -92,9 +93,7 @@ class Block:
     def evaluate(self, params: Params, state: Tree, x: jax.Array) -> jax.Array:
         return self._apply(params, state, x, None, False)[0]
 
-    def recompute(
-        self, params: Params, x: jax.Array, seeds: jax.Array
-    ) -> tuple[jax.Array, Tree]:
+    def recompute(self, params: Params, x: jax.Array, seeds: jax.Array) -> tuple[jax.Array, Tree]:
         """Returns outputs in training, and the averages over batches, (k, n, ...) of k parts."""
 
         def one(state: Tree, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, Tree]:
@@ -214,9 +213,9 @@ SOWN = ("intermediates", "perturbations", "losses", "metrics")  # collections of
 def pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Adapter:
     """Returns the adapter of two functions, by the names of the arguments of the second.
 
-        init(key, x) -> params                  or params, state       if `apply` has a `state`
-        apply(params, x) -> y                   its `key` is None in evaluation, `train` a bool
-        apply(params, state, x) -> y, state
+    init(key, x) -> params                  or params, state       if `apply` has a `state`
+    apply(params, x) -> y                   its `key` is None in evaluation, `train` a bool
+    apply(params, state, x) -> y, state
     """
     known = inspect.signature(apply).parameters
     has_state = "state" in known
@@ -234,3 +233,176 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Adapter:
         return y, after if train else state
 
     return Adapter(start, call, lambda params, state: (params, state) if has_state else params)
+
+
+def nnx(make: Callable[[Any], Any]) -> Adapter:
+    """Returns the adapter of the flax.nnx module that `make(rngs)` returns.
+
+    Its state are all variables but parameters and random streams. In training the stream number i,
+    in the order of names, has the key `fold_in(key, i)` and the count 0. Arrays that are in no
+    variable are constants, those of `make(nnx.Rngs(0))`.
+    """
+    from flax import nnx
+
+    others = nnx.Any(nnx.Param, nnx.RngState, nnx.Intermediate)
+    carried = nnx.All(nnx.Variable, nnx.Not(others))
+
+    def split(module: Any) -> tuple[Any, list[Tree]]:
+        kinds = (nnx.Param, carried, nnx.RngKey, nnx.RngCount, ...)
+        graph, *states = nnx.split(module, *kinds)
+        return graph, [nnx.to_pure_dict(state) for state in states]
+
+    @cache
+    def example() -> tuple[Any, list[Tree], Callable[..., Any]]:
+        with jax.ensure_compile_time_eval():  # `apply` may be traced
+            module = make(nnx.Rngs(0))
+            graph, (params, state, keys, counts, constants) = split(module)
+            counts = jax.tree.map(jnp.zeros_like, counts)
+        params, state = jax.eval_shape(lambda: (params, state))
+        return graph, [params, state, keys, counts, constants], type(module).__call__
+
+    def build(params: Tree, state: Tree, key: jax.Array | None, train: bool) -> Any:
+        graph, (params_like, state_like, keys, counts, constants), _ = example()
+        if key is not None:
+            keys = _streams(key, keys)
+        parts = like(params_like, params), like(state_like, state), keys, counts, constants
+        module = nnx.merge(graph, *parts)
+        module.train() if train else module.eval()
+        return module
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        _, (params, state, *_) = split(make(nnx.Rngs(key)))
+        return by_name(params), by_name(state)
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        module, function = build(params, state, key, train), example()[-1]
+        more: dict[str, Any] = dict(mode_of(function, train))
+        if "rngs" in inspect.signature(function).parameters:
+            more["rngs"] = None if key is None else nnx.Rngs(key)
+        y = module(x, **more)
+        return y, by_name(nnx.to_pure_dict(nnx.state(module, carried))) if train else state
+
+    return Adapter(init, apply, lambda params, state: build(params, state, None, False))
+
+
+def _streams(key: jax.Array, keys: Tree) -> Tree:
+    """Returns another key in the place of each of `keys`, which may be arrays of keys."""
+    leaves, structure = jax.tree.flatten(keys)
+    new = [jax.random.fold_in(key, number) for number in range(len(leaves))]
+    shaped = [
+        jax.random.split(key, leaf.shape) if leaf.shape else key
+        for key, leaf in zip(new, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shaped)
+
+
+def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
+    """Returns the adapter of the Equinox module of one example that `make(key)` returns.
+
+    It is mapped over the axis 'batch', which is the `axis_name` of its norms over the batch. Its
+    call gets `key`, one an example, and `state` where it has such arguments. `make` may also return
+    (module, state). Arrays that are no floats are constants, those of `make(jax.random.key(0))`.
+    """
+    import equinox as eqx
+
+    def is_index(leaf: Any) -> bool:
+        return isinstance(leaf, eqx.nn.StateIndex)
+
+    def split(key: jax.Array) -> tuple[Any, Any, Any, dict[str, Any]]:
+        made = make(key)
+        module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
+        state = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)  # no weak types
+        leaves = jax.tree.leaves_with_path(module, is_leaf=is_index)
+        named = {".".join(_names(path)): leaf for path, leaf in leaves}
+        indices = {name: leaf for name, leaf in named.items() if is_index(leaf)}
+        return *eqx.partition(module, eqx.is_inexact_array), state, indices
+
+    def values(state: Any, indices: dict[str, Any]) -> dict[str, Tree]:
+        return {name: state.get(index) for name, index in indices.items()}
+
+    @cache
+    def example() -> tuple[Any, Any, Any, dict[str, Any]]:
+        with jax.ensure_compile_time_eval():  # `apply` may be traced
+            params, *rest = split(jax.random.key(0))
+        return eqx.filter_eval_shape(lambda: params), *rest
+
+    def build(params: Tree, state: Tree, train: bool) -> tuple[Any, Any]:
+        params_like, constants, carried, indices = example()
+        carried = jax.tree.map(lambda leaf: leaf, carried)  # `set` spoils the old one
+        for name, value in like(values(carried, indices), state).items():
+            carried = carried.set(indices[name], value)
+        module = eqx.combine(like(params_like, params), constants)
+        return eqx.nn.inference_mode(module, not train), carried
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        params, _, state, indices = split(key)
+        return by_name(params), by_name(values(state, indices))
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        module, carried = build(params, state, train)
+        indices, known = example()[-1], inspect.signature(module).parameters
+        more = mode_of(module, train) | ({"state": carried} if indices else {})
+
+        def one(x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tree]:
+            found = module(x, **more, **({"key": key} if "key" in known else {}))
+            return (found[0], by_name(values(found[1], indices))) if indices else (found, {})
+
+        keys = None if key is None else jax.random.split(key, len(x))
+        over = (0, None if key is None else 0)
+        y, after = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(x, keys)
+        return y, after if train else state
+
+    def restore(params: Tree, state: Tree) -> Any:
+        module, carried = build(params, state, False)
+        return (module, carried) if example()[-1] else module
+
+    return Adapter(init, apply, restore, debiased=True)
+
+
+def haiku(transformed: Any) -> Adapter:
+    """Returns the adapter of what `hk.transform` or `hk.transform_with_state` returns.
+
+    Whether it is trained is told by an argument of the transformed function that is one of `TRAINS`
+    and `RESTS` by its name, not in `**kwargs`. It is initialized as in training, as Haiku's norms
+    must be.
+    """
+    has_state = type(transformed).__name__ == "TransformedWithState"
+    mode = partial(mode_of, transformed.apply)  # whose signature has the function's arguments
+    has_key = "rng" in inspect.signature(transformed.apply).parameters
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        made = transformed.init(key, x, **mode(True))
+        return made if has_state else (made, {})
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        arguments = (key, x) if has_key else (x,)
+        if not has_state:
+            return transformed.apply(params, *arguments, **mode(train)), state
+        y, after = transformed.apply(params, state, *arguments, **mode(train))
+        return y, after if train else state
+
+    def restore(params: Tree, state: Tree) -> Any:
+        return (params, state) if has_state else params
+
+    return Adapter(init, apply, restore, debiased=True)
+
+
+def by_name(tree: Tree) -> Params:
+    """Returns the leaves of a tree in nested dicts, by the names of fields, keys and indices."""
+    return unflatten_dict({_names(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)})
+
+
+def like(tree: Tree, named: Params) -> Tree:
+    """Returns a tree with the structure of `tree` and the leaves of `named = by_name(it)`."""
+    leaves = flatten_dict(named)
+    return jax.tree.map_with_path(lambda path, _: leaves[_names(path)], tree)
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((part,), simple=True) for part in path)
