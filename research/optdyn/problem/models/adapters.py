@@ -81,7 +81,7 @@ class Block:
         seeds = jnp.arange(len(x)) if seeds is None else seeds
         parts = 1 if not self.examples or len(x) % self.examples else len(x) // self.examples
 
-        def one(x: jax.Array, seed: jax.Array) -> tuple[jax.Array, Tree]:
+        def one(x: jax.Array, seed: Array) -> tuple[jax.Array, Tree]:
             return self._apply(params, state, x, self.key(seed), True)
 
         if parts == 1:
@@ -116,7 +116,7 @@ class Block:
         y, states = jax.vmap(of_batch)(x, seeds)
         return y, mean_state(states, over_rows)
 
-    def key(self, seed: jax.Array) -> jax.Array:
+    def key(self, seed: Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), self.number)
 
     def blank(self, x: jax.Array) -> Tree:
@@ -178,7 +178,7 @@ def mean_state(state: Tree, reduce: Reduce) -> Tree:
     return jax.tree_util.tree_map_with_path(mean, state)
 
 
-def mode_of(function: Callable[..., Any], train: bool) -> dict[str, bool]:
+def mode_of(function: Callable[..., Any], train: bool) -> dict[str, Any]:
     """Returns the argument of a network that says whether it is trained; {} if it has none."""
     known = inspect.signature(function).parameters
     found = {name: train for name in TRAINS if name in known}
@@ -198,7 +198,7 @@ def linen(module: nn.Module) -> Adapter:
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Tree]:
         rngs = None if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}
-        call = partial(module.apply, {"params": params, **state}, x, rngs=rngs, **mode(train))
+        call: Any = partial(module.apply, {"params": params, **state}, x, rngs=rngs, **mode(train))
         if not state:
             return call(), state
         y, after = call(mutable=list(state))
@@ -247,55 +247,50 @@ def nnx(make: Callable[[Any], Any]) -> Adapter:
     others = nnx.Any(nnx.Param, nnx.RngState, nnx.Intermediate)
     carried = nnx.All(nnx.Variable, nnx.Not(others))
 
-    def split(module: Any) -> tuple[Any, list[Tree]]:
+    def split(module: Any) -> tuple[Any, ...]:
         kinds = (nnx.Param, carried, nnx.RngKey, nnx.RngCount, ...)
         graph, *states = nnx.split(module, *kinds)
-        return graph, [nnx.to_pure_dict(state) for state in states]
+        return graph, *map(nnx.to_pure_dict, states)
 
     @cache
-    def example() -> tuple[Any, list[Tree], Callable[..., Any]]:
+    def example() -> tuple[Any, ...]:
         with jax.ensure_compile_time_eval():  # `apply` may be traced
-            module = make(nnx.Rngs(0))
-            graph, (params, state, keys, counts, constants) = split(module)
-            counts = jax.tree.map(jnp.zeros_like, counts)
-        params, state = jax.eval_shape(lambda: (params, state))
-        return graph, [params, state, keys, counts, constants], type(module).__call__
+            graph, params, state, *rest = split(make(nnx.Rngs(0)))
+        return graph, *jax.eval_shape(lambda: (params, state)), *rest
 
     def build(params: Tree, state: Tree, key: jax.Array | None, train: bool) -> Any:
-        graph, (params_like, state_like, keys, counts, constants), _ = example()
-        if key is not None:
-            keys = _streams(key, keys)
-        parts = like(params_like, params), like(state_like, state), keys, counts, constants
-        module = nnx.merge(graph, *parts)
+        graph, params_like, state_like, keys, counts, constants = example()
+        keys = keys if key is None else _streams(key, keys)
+        counts = jax.tree.map(jnp.zeros_like, counts)
+        trees = like(params_like, params), like(state_like, state), keys, counts, constants
+        module = nnx.merge(graph, *trees)
         module.train() if train else module.eval()
         return module
 
     def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        _, (params, state, *_) = split(make(nnx.Rngs(key)))
+        _, params, state, *_ = split(make(nnx.Rngs(key)))
         return by_name(params), by_name(state)
 
     def apply(
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Tree]:
-        module, function = build(params, state, key, train), example()[-1]
-        more: dict[str, Any] = dict(mode_of(function, train))
-        if "rngs" in inspect.signature(function).parameters:
-            more["rngs"] = None if key is None else nnx.Rngs(key)
-        y = module(x, **more)
+        module = build(params, state, key, train)
+        rngs = None if key is None else nnx.Rngs(key)
+        has_rngs = "rngs" in inspect.signature(module).parameters
+        y = module(x, **mode_of(module, train), **({"rngs": rngs} if has_rngs else {}))
         return y, by_name(nnx.to_pure_dict(nnx.state(module, carried))) if train else state
 
     return Adapter(init, apply, lambda params, state: build(params, state, None, False))
 
 
 def _streams(key: jax.Array, keys: Tree) -> Tree:
-    """Returns another key in the place of each of `keys`, which may be arrays of keys."""
-    leaves, structure = jax.tree.flatten(keys)
-    new = [jax.random.fold_in(key, number) for number in range(len(leaves))]
-    shaped = [
-        jax.random.split(key, leaf.shape) if leaf.shape else key
-        for key, leaf in zip(new, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, shaped)
+    """Returns another key, or array of keys, in the place of each of `keys`."""
+
+    def stream(leaf: jax.Array, number: int) -> jax.Array:
+        new = jax.random.fold_in(key, number)
+        return jax.random.split(new, leaf.shape) if leaf.shape else new
+
+    return jax.tree.map(stream, keys, _numbered(keys))
 
 
 def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
@@ -310,46 +305,45 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
     def is_index(leaf: Any) -> bool:
         return isinstance(leaf, eqx.nn.StateIndex)
 
-    def split(key: jax.Array) -> tuple[Any, Any, Any, dict[str, Any]]:
+    def split(key: jax.Array) -> tuple[Any, Any, Any, Tree]:
+        """Returns parameters, constants, the state, and the numbers of its leaves by name."""
         made = make(key)
         module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
         state = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)  # no weak types
+        numbered = _numbered(state)
         leaves = jax.tree.leaves_with_path(module, is_leaf=is_index)
-        named = {".".join(_names(path)): leaf for path, leaf in leaves}
-        indices = {name: leaf for name, leaf in named.items() if is_index(leaf)}
-        return *eqx.partition(module, eqx.is_inexact_array), state, indices
-
-    def values(state: Any, indices: dict[str, Any]) -> dict[str, Tree]:
-        return {name: state.get(index) for name, index in indices.items()}
+        indices = {".".join(_names(path)): leaf for path, leaf in leaves if is_index(leaf)}
+        named = {name: numbered.get(index) for name, index in indices.items()}
+        return *eqx.partition(module, eqx.is_inexact_array), state, by_name(named)
 
     @cache
-    def example() -> tuple[Any, Any, Any, dict[str, Any]]:
+    def example() -> tuple[Any, Any, Any, Tree]:
         with jax.ensure_compile_time_eval():  # `apply` may be traced
             params, *rest = split(jax.random.key(0))
         return eqx.filter_eval_shape(lambda: params), *rest
 
     def build(params: Tree, state: Tree, train: bool) -> tuple[Any, Any]:
-        params_like, constants, carried, indices = example()
-        carried = jax.tree.map(lambda leaf: leaf, carried)  # `set` spoils the old one
-        for name, value in like(values(carried, indices), state).items():
-            carried = carried.set(indices[name], value)
+        params_like, constants, state_like, numbers = example()
+        leaves, structure = jax.tree.flatten(state_like)
+        for number, leaf in zip(jax.tree.leaves(numbers), jax.tree.leaves(state), strict=True):
+            leaves[number] = leaf
         module = eqx.combine(like(params_like, params), constants)
-        return eqx.nn.inference_mode(module, not train), carried
+        return eqx.nn.inference_mode(module, not train), jax.tree.unflatten(structure, leaves)
 
     def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        params, _, state, indices = split(key)
-        return by_name(params), by_name(values(state, indices))
+        params, _, state, numbers = split(key)
+        return by_name(params), _picked(state, numbers)
 
     def apply(
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Tree]:
         module, carried = build(params, state, train)
-        indices, known = example()[-1], inspect.signature(module).parameters
-        more = mode_of(module, train) | ({"state": carried} if indices else {})
+        known = inspect.signature(module).parameters
+        more = mode_of(module, train) | ({"state": carried} if state else {})
 
         def one(x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tree]:
             found = module(x, **more, **({"key": key} if "key" in known else {}))
-            return (found[0], by_name(values(found[1], indices))) if indices else (found, {})
+            return (found[0], _picked(found[1], example()[-1])) if state else (found, {})
 
         keys = None if key is None else jax.random.split(key, len(x))
         over = (0, None if key is None else 0)
@@ -358,9 +352,21 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
 
     def restore(params: Tree, state: Tree) -> Any:
         module, carried = build(params, state, False)
-        return (module, carried) if example()[-1] else module
+        return (module, carried) if state else module
 
     return Adapter(init, apply, restore, debiased=True)
+
+
+def _numbered(tree: Tree) -> Tree:
+    """Returns the tree with the number of each leaf in its place."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, range(len(leaves)))
+
+
+def _picked(tree: Tree, numbers: Tree) -> Tree:
+    """Returns the leaves of `tree` in the places of their numbers."""
+    leaves = jax.tree.leaves(tree)
+    return jax.tree.map(lambda number: leaves[number], numbers)
 
 
 def haiku(transformed: Any) -> Adapter:
