@@ -3,7 +3,7 @@
 Each is two dense layers with a norm over the batch and dropout between them.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import flax.linen as nn
 import jax
@@ -13,24 +13,19 @@ import optax
 import pytest
 from flax import nnx
 from flax.traverse_util import flatten_dict
+from jax.tree_util import Partial
 
-from optdyn.problem.models import adapters
+from optdyn.base import lookup
+from optdyn.problem.models import Model, adapters
 from optdyn.problem.models.adapters import Adapter, Block
 
 RATE, DECAY = 0.1, 0.9  # of the updates, and of the running averages
 BATCHES = jax.random.normal(jax.random.key(1), (50, 16, 3)) * jnp.arange(1.0, 4.0) + 1
 TARGETS = jnp.sin(BATCHES[..., :2])
 KEYS = jax.random.split(jax.random.key(2), len(BATCHES))
-# The operations are the same; programs may round their sums differently, by 6e-8, in each update.
-SAME = {"rtol": 1e-6, "atol": 1e-6}
-
-
-class Case(NamedTuple):
-    adapter: Adapter
-    start: Any  # (key, x) -> the library's thing
-    step: Any  # (thing, x, target, key) -> thing, outputs
-    evaluate: Any  # (thing, x) -> outputs
-    names: str  # of the kernel before the norm, and of its mean and var
+# (key, x) -> the library's thing; (thing, x, target, key) -> thing, outputs; (thing, x) -> outputs;
+# the names of the kernel before the norm, and of its mean and var.
+Case = namedtuple("Case", "adapter start step evaluate names")
 
 
 def descend(run, params, target):
@@ -54,10 +49,8 @@ class Linen(nn.Module):
 def linen_case():
     @jax.jit
     def step(variables, x, target, key):
-        def run(params):
-            now = {**variables, "params": params}
-            return net.apply(now, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
-
+        more = {"rngs": {"dropout": key}, "mutable": ["batch_stats"]}
+        run = lambda p: net.apply({**variables, "params": p}, x, True, **more)  # noqa: E731
         params, y, updates = descend(run, variables["params"], target)
         return {"params": params, **updates}, y
 
@@ -100,37 +93,36 @@ def nnx_case():
 def equinox_case():
     eqx = pytest.importorskip("equinox")
 
-    class Net(eqx.Module):
-        first: eqx.nn.Linear
-        norm: eqx.nn.BatchNorm
-        layers: list[Any]
-        places: jax.Array  # whole numbers: a constant
+    def make(key):
+        norm = eqx.nn.BatchNorm(8, "batch", momentum=DECAY, mode="batch")
+        first, last = eqx.nn.Linear(3, 8, False, key=key), eqx.nn.Linear(8, 2, key=key)
+        relu, places = eqx.nn.Lambda(jax.nn.relu), jnp.array([1, 0])  # whole numbers: a constant
+        layers = (
+            first,
+            norm,
+            relu,
+            eqx.nn.Dropout(0.5),
+            last,
+            eqx.nn.Lambda(Partial(jnp.take, indices=places)),
+        )
+        return eqx.nn.Sequential(layers)
 
-        def __init__(self, key):
-            self.first = eqx.nn.Linear(3, 8, use_bias=False, key=key)
-            self.norm = eqx.nn.BatchNorm(8, "batch", momentum=DECAY, mode="batch")
-            self.layers = [eqx.nn.Dropout(0.5), eqx.nn.Linear(8, 2, key=key)]
-            self.places = jnp.array([1, 0])
-
-        def __call__(self, x, state, key=None):
-            x, state = self.norm(self.first(x), state)
-            return self.layers[1](self.layers[0](jax.nn.relu(x), key=key))[self.places], state
+    def batched(net, state, x, key):
+        one = lambda x, key: net(x, state, key=key)  # noqa: E731
+        return jax.vmap(one, (0, 0), (0, None), "batch")(x, jax.random.split(key, len(x)))
 
     @eqx.filter_jit
     def step(thing, x, target, key):
         params, rest = eqx.partition(thing[0], eqx.is_inexact_array)
 
-        def run(params):
-            net = jax.vmap(eqx.combine(params, rest), (0, None, 0), (0, None), "batch")
-            return net(x, thing[1], jax.random.split(key, len(x)))
-
+        run = lambda p: batched(eqx.combine(p, rest), thing[1], x, key)  # noqa: E731
         params, y, state = descend(run, params, target)
         return (eqx.combine(params, rest), state), y
 
-    evaluate = lambda thing, x: jax.vmap(thing[0], (0, None), (0, None), "batch")(x, thing[1])[0]  # noqa: E731
-    start = lambda key, x: eqx.nn.make_with_state(Net)(key)  # noqa: E731
-    names = "first.weight norm.batch_state_index.0 norm.batch_state_index.1"
-    return Case(adapters.equinox(Net), start, step, evaluate, names)
+    evaluate = lambda thing, x: batched(*thing, x, KEYS[0])[0]  # noqa: E731
+    start = lambda key, x: eqx.nn.make_with_state(make)(key)  # noqa: E731
+    names = "layers.0.weight layers.1.batch_state_index.0 layers.1.batch_state_index.1"
+    return Case(adapters.equinox(make), start, step, evaluate, names)
 
 
 def functions_case(adapter, init, apply, names):
@@ -178,63 +170,58 @@ CASES = (linen_case, nnx_case, equinox_case, haiku_case, pair_case)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.__name__)
-def case(request):
-    return request.param()
-
-
-@pytest.fixture(scope="module")
-def trained(case):
-    """Returns parameters, state and the outputs of all of 50 updates, through the adapter."""
+def trained(request):
+    """Returns a case, and parameters, state and all outputs of 50 updates through its adapter."""
+    case, outputs = request.param(), []
 
     @jax.jit
     def step(params, state, x, target, key):
         return descend(lambda p: case.adapter.apply(p, state, x, key, True), params, target)
 
     params, state = case.adapter.init(jax.random.key(0), BATCHES[0])
-    outputs = []
     for x, target, key in zip(BATCHES, TARGETS, KEYS, strict=True):
         params, y, state = step(params, state, x, target, key)
         outputs.append(y)
-    return params, state, outputs
+    return case, params, state, outputs
 
 
-def assert_same(found, expected, **tolerance):
-    for one, other in zip(arrays(found), arrays(expected), strict=True):
-        np.testing.assert_allclose(one, other, **(tolerance or SAME))
+def assert_same(*things, rtol=1e-6, atol=1e-6):
+    """The operations are the same; another program may round sums otherwise, by 6e-8 each time."""
+    is_module = isinstance(things[-1], nnx.Module)
+    trees = [nnx.state(tree, nnx.Not(nnx.RngState)) if is_module else tree for tree in things]
+    for one, other in zip(*map(jax.tree.leaves, trees), strict=True):
+        if isinstance(one, jax.Array):
+            np.testing.assert_allclose(one, other, rtol, atol)
 
 
-def arrays(thing):
-    thing = nnx.state(thing, nnx.Not(nnx.RngState)) if isinstance(thing, nnx.Module) else thing
-    return [leaf for leaf in jax.tree.leaves(thing) if isinstance(leaf, jax.Array)]
-
-
-def test_a_loop_is_the_librarys_own(case, trained):
+def test_a_loop_is_the_librarys_own(trained):
     """And what it restores is the library's own thing, which the library evaluates as we do."""
-    thing, mine = case.start(jax.random.key(0), BATCHES[0]), case.adapter.restore(*trained[:2])
-    for x, target, key, output in zip(BATCHES, TARGETS, KEYS, trained[2], strict=True):
+    case, params, state, outputs = trained
+    thing, mine = case.start(jax.random.key(0), BATCHES[0]), case.adapter.restore(params, state)
+    for x, target, key, output in zip(BATCHES, TARGETS, KEYS, outputs, strict=True):
         thing, y = case.step(thing, x, target, key)
         assert_same(output, y)  # another mask would be another output
     assert_same(mine, thing)
-    y, after = case.adapter.apply(*trained[:2], BATCHES[0], None, False)
-    assert after is trained[1]
+    y, after = case.adapter.apply(params, state, BATCHES[0], None, False)
+    assert after is state
     assert_same(case.evaluate(mine, BATCHES[0]), y)
 
 
-def test_masks_are_by_the_key_alone_and_none_in_evaluation(case, trained):
+def test_masks_are_by_the_key_alone_and_none_in_evaluation(trained):
     def run(key, x=BATCHES[0]):
-        return case.adapter.apply(*trained[:2], x, key, key is not None)[0]
+        return trained[0].adapter.apply(*trained[1:3], x, key, key is not None)[0]
 
-    assert_same(run(KEYS[0]), run(KEYS[0]), rtol=0)
+    assert_same(run(KEYS[0]), run(KEYS[0]), rtol=0, atol=0)
     assert not np.allclose(run(KEYS[0]), run(KEYS[1]))
     assert "random" not in str(jax.make_jaxpr(lambda x: run(None, x))(BATCHES[0]))
     assert_same(run(None, BATCHES[0, :3]), run(None)[:3])
 
 
-def test_recomputed_averages_are_those_of_the_batches(case, trained):
+def test_recomputed_averages_are_those_of_the_batches(trained):
     """NumPy's E x and E x^2; or, as the library has it, decaying averages of mean and variance."""
-    k = 8
-    _, state = jax.jit(Block(case.adapter, 0).recompute)(trained[0], BATCHES[:k], jnp.arange(k))
-    leaves = {**flatten_dict(trained[0], sep="."), **flatten_dict(state, sep=".")}
+    (case, params, *_), k = trained, 8
+    _, state = jax.jit(Block(case.adapter, 0).recompute)(params, BATCHES[:k], jnp.arange(k))
+    leaves = {**flatten_dict(params, sep="."), **flatten_dict(state, sep=".")}
     kernel, *found = (np.asarray(leaves[name], float) for name in case.names.split())
     h = np.asarray(BATCHES[:k], float) @ (kernel if len(kernel) == 3 else kernel.T)
     mean, var = h.mean((0, 1)), (h**2).mean((0, 1)) - h.mean((0, 1)) ** 2
@@ -243,3 +230,11 @@ def test_recomputed_averages_are_those_of_the_batches(case, trained):
         mean, var = weights @ h.mean(1), weights @ h.var(1)
     for one, other in zip(found, (mean, var), strict=True):  # 1 - momentum is told from float32
         np.testing.assert_allclose(one.ravel(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_and_what_haiku_transforms_are_models():
+    hk = pytest.importorskip("haiku")
+    net = hk.transform(lambda x: hk.Linear(2)(x))
+    one, two, again = map(Model.from_object, (adapters.haiku(net), net, net))
+    assert one != two == again
+    assert isinstance(lookup.find("config.model.name", two.name, {})(2), Adapter)
