@@ -87,7 +87,7 @@ def nnx_case():
 def equinox_case():
     eqx = pytest.importorskip("equinox")
 
-    def make(key):
+    def make(key, x=None):
         first, last = eqx.nn.Linear(3, 8, False, key=key), eqx.nn.Linear(8, 2, key=key)
         norm = eqx.nn.BatchNorm(8, "batch", momentum=DECAY, mode="batch")
         swap = eqx.nn.Lambda(
@@ -108,9 +108,8 @@ def equinox_case():
         return (eqx.combine(params, rest), state), y
 
     evaluate = lambda thing, x: batched(*thing, x, KEYS[0])[0]  # noqa: E731
-    start = lambda key, x: eqx.nn.make_with_state(make)(key)  # noqa: E731
     names = "layers.0.weight layers.1.batch_state_index.0 layers.1.batch_state_index.1"
-    return Case(adapters.equinox(make), start, step, evaluate, names)
+    return Case(adapters.equinox(make), eqx.nn.make_with_state(make), step, evaluate, names)
 
 
 def functions_case(adapter, init, apply, names):
@@ -177,8 +176,7 @@ def assert_same(*things, rtol=1e-6, atol=1e-6):
             np.testing.assert_allclose(one, other, rtol, atol)
 
 
-def test_a_loop_is_the_librarys_own(trained):
-    """And what it restores is the library's own thing, which the library evaluates as we do."""
+def test_a_loop_and_what_is_restored_are_the_librarys_own(trained):
     case, params, state, outputs = trained
     thing, mine = case.start(jax.random.key(0), BATCHES[0]), case.adapter.restore(params, state)
     for x, target, key, output in zip(BATCHES, TARGETS, KEYS, outputs, strict=True):
