@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.methods.local import Local
     from optdyn.methods.method import Method, MethodStack
     from optdyn.methods.pipeline import StalePipeline
-    from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
+    from optdyn.methods.setup import Evaluation, Parallel, Plan, Probes, Replicas, Tune
     from optdyn.methods.sparse import DeMo, SparseLoCo, Sparta
     from optdyn.methods.sync import Sync
     from optdyn.methods.workers import ADPSGD, Elastic
@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
         ResMLP,
         ResNet,
         Transformer,
+        from_equinox,
+        from_nnx,
     )
     from optdyn.train.grid import Grid, log_range, product
     from optdyn.train.loop import Chunk, Hook
@@ -83,7 +85,7 @@ _WHERE = {
     "methods.local": "Local",
     "methods.method": "Method MethodStack",
     "methods.pipeline": "StalePipeline",
-    "methods.setup": "Parallel Plan Probes Replicas Tune",
+    "methods.setup": "Evaluation Parallel Plan Probes Replicas Tune",
     "methods.sparse": "DeMo SparseLoCo Sparta",
     "methods.sync": "Sync",
     "methods.workers": "ADPSGD Elastic",
@@ -92,7 +94,8 @@ _WHERE = {
         "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles"
     ),
     "problem.models": (
-        "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer"
+        "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer "
+        "from_equinox from_nnx"
     ),
     "train.grid": "Grid log_range product",
     "train.loop": "Chunk Hook",
