@@ -244,7 +244,7 @@ def updates(run: Run, layers: Layers) -> Updates:
         config = with_lowering(run.config.with_(batch_size=batch), lowering(layers, choice))
         built = program.make(config, run.data.classes, run.timeline.slots, run.traits)
         state = built.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
-        indices = batches(config, run.examples, 0, CHUNK)
+        indices = batches(config, run.examples, 0, CHUNK, draws=run.traits.draws)
         advance: Any = built.advance
         compiled = advance.lower(state, examples, events, indices, np.int32(0)).compile()
         size = compiled.memory_analysis()

@@ -164,7 +164,8 @@ def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int
     parts = arrivals_per_update(run)
 
     def batches(start: int, stop: int) -> np.ndarray:
-        return problem.batches(run.config, run.examples, start, stop, independent=independent)
+        more = {"independent": independent, "draws": run.traits.draws}
+        return problem.batches(run.config, run.examples, start, stop, **more)
 
     def batch(number: int) -> np.ndarray:
         first = number - number % AHEAD
