@@ -34,6 +34,7 @@ OFTEN = {
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
     "optimizers/test_optimizers.py::test_is_optax_on_gradients_one_update_old": (),
     "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": (
+        "carried",
         "closed",
         "noisy",
         "chain",
@@ -64,6 +65,7 @@ OFTEN = {
         "k_sync",
         "adam",
         "merged, one group",
+        "norms",
     ),
     "methods/test_accumulation.py::test_parts_make_the_updates_of_the_whole": (
         "asynchronous",

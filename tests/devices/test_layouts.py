@@ -116,6 +116,11 @@ def of(base, name, more=(), apis=("shard_map",), **keys):
 
 
 TWO_LAYERS = {"model.hidden": [16, 16]}
+# All that is evaluated is compared: parameters, averages of norms, and an average of the former.
+KEPT = {
+    **{"model.name": "tests.own.nets:make", "model.norm_examples": 8, "steps": 60},
+    **{"evaluation.statistics": "carried", "evaluation.average": "ema", "evaluation.decay": 0.9},
+}
 TOP_K = {"compression": "top_k", "compression_share": 0.2}
 METHODS = {
     **{
@@ -182,6 +187,9 @@ METHODS = {
     # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
     "powersgd": of(DASO, "model_averaging", {"steps": 64}, compression="powersgd"),
     "asynchronous+local": of(GROUPS, "asynchronous+local", TWO_LAYERS),
+    "kept": (KEPT, ("jit", "shard_map")),
+    "kept groups": of(GROUPS | KEPT, "asynchronous", apis=("jit", "pmap")),
+    "kept nodes": of(DASO | KEPT, "diloco", apis=("shard_map", "pmap")),
 }
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
@@ -200,7 +208,7 @@ SLOW = {
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
 # Each way through a layout has a method here; `test_all_methods_in_all_idioms`, which is slow, has
 # the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
-OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
+OFTEN = ("groups", "shares", "nodes", "daso+local", "stash", "kept", "kept nodes")
 OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
 REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second, large program of every run: always tried where groups arrive; where

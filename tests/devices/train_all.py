@@ -1,7 +1,8 @@
 """Trains the configs it is given, wherever it is started: `train_all.py CONFIGS.json FOLDER`.
 
 CONFIGS.json: {name: {dotted key: value}}. Each run leaves `FOLDER/NAME.npz`, its final parameters
-as one array `flat`, and `FOLDER/NAME/`, its workdir.
+as one array `flat`, with the model's state and the average that are evaluated, and `FOLDER/NAME/`,
+its workdir.
 """
 
 import json
@@ -27,8 +28,8 @@ def main(configs: str, folder: str) -> None:
         if processes.is_writer():
             run = trainer.prepare(config)
             with Checkpoints(Path(folder) / name) as checkpoints:
-                _, state = checkpoints.restore(run.program.rule.init(run.params))
-            flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))
+                _, state = checkpoints.restore(run.program.rule.init(run.start))
+            flat, _ = ravel_pytree(jax.tree.map(np.asarray, run.evaluated(state)))
             np.savez(Path(folder) / f"{name}.npz", flat=np.asarray(flat))
 
 

@@ -72,6 +72,10 @@ CASES = {
     "local steps, adam": {**LOCAL, "optimizer.name": "adam"},
     "elastic": ELASTIC,
     "elastic, every step": {**ELASTIC, "method.period": 1},
+    "norms and dropout": {
+        **{"model.name": "tests.own.nets:make", "data.name": "tests.own.nets:data"},
+        **{"batch_size": 12, "optimizer.learning_rate": 0.02},
+    },
 }
 MERGED = {  # halves of gradients arrive in any order; the simulator takes them whole, fresh in part
     "one group": {"method.groups": 1},
@@ -139,6 +143,7 @@ def test_the_simulator_replays_it(config, mnist, tmp_path, rows, case):
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     for mine, theirs in zip(rows(tmp_path / "race"), rows(tmp_path / "replay"), strict=True):
         assert mine["step"] == theirs["step"] and mine["staleness_mean"] == theirs["staleness_mean"]
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)  # of 1e-5, above
     if "merged" in case:
         assert trace["control.batch"].is_unique
     if case == "merged, metered":  # and it is not what it would be if those blocks were stale

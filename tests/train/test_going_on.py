@@ -43,6 +43,11 @@ CASES = {
     "model averaging to an average": NODES | {"method.name": "model_averaging", "method.period": 8},
     "meter": METER,
     "replacement": {"data.replacement": True},
+    "carried averages, dropout, and an average of weights": {
+        **{"model.name": "tests.own.nets:make", "data.name": "tests.own.nets:data"},
+        **{"evaluation.statistics": "carried", "evaluation.average": "ema"},
+        **{"batch_size": 12, "evaluation.decay": 0.9},
+    },
 }
 OF = 40  # steps, before there are 60
 
