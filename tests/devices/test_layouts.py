@@ -13,7 +13,6 @@ RUN = {
     "steps": 100,
     "log_every": 50,
     "checkpoint_every": 0,
-    "model.hidden": [16],
     "data.train_examples": 1280,
     "data.train_evaluated": 100,
     "data.test_evaluated": 100,
@@ -118,7 +117,7 @@ def of(base, name, more=(), apis=("shard_map",), **keys):
 TWO_LAYERS = {"model.hidden": [16, 16]}
 # All that is evaluated is compared: parameters, averages of norms, and an average of the former.
 KEPT = {
-    **{"model.name": "tests.own.nets:make", "model.norm_examples": 8, "steps": 60},
+    **{"model.name": "tests.own.nets:make", "model.norm_examples": 8, "steps": 40},
     **{"evaluation.statistics": "carried", "evaluation.average": "ema", "evaluation.decay": 0.9},
 }
 TOP_K = {"compression": "top_k", "compression_share": 0.2}
@@ -189,7 +188,7 @@ METHODS = {
     "asynchronous+local": of(GROUPS, "asynchronous+local", TWO_LAYERS),
     "kept": (KEPT, ("jit", "shard_map")),
     "kept groups": of(GROUPS | KEPT, "asynchronous", apis=("jit", "pmap")),
-    "kept nodes": of(DASO | KEPT, "diloco", apis=("shard_map", "pmap")),
+    "kept nodes": of(DASO | KEPT, "diloco", apis=("shard_map",)),
 }
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
@@ -240,7 +239,8 @@ def train(configs, folder, data_dir, *launcher):
     base, whole = RUN | {"data.dir": data_dir}, {}
     for name, values in configs.items():
         momentum = {} if "optimizer.name" in values else MOMENTUM
-        whole[name] = base | momentum | values
+        hidden = {} if "model.name" in values else {"model.hidden": [16]}
+        whole[name] = base | momentum | hidden | values
     return started.parameters(whole, folder, *launcher)
 
 
@@ -444,6 +444,7 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
 @pytest.mark.slow
 def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     values = RUN | MOMENTUM | SYNC["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
+    values["model.hidden"] = [16]
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
