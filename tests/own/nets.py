@@ -33,11 +33,12 @@ class Net(nn.Module):
         return nn.Dense(self.classes)(Layer()(Layer()(x, train), train))
 
 
-def data(train=384, test=96):
+def data(train=384, test=96, images=False):
     """Returns points around the centers of their classes, which overlap a little."""
     rng, count = np.random.default_rng(0), train + test
     centers, labels = rng.normal(size=(CLASSES, INPUTS)), rng.integers(CLASSES, size=count)
     x = (centers[labels] + rng.normal(size=(count, INPUTS))).astype(np.float32)
-    rows = {"x": x, "label": labels.astype(np.int32)}
+    inputs = {"image": x.reshape(count, 4, 4, 1)} if images else {"x": x}
+    rows = inputs | {"label": labels.astype(np.int32)}
     splits = {"train": slice(train), "test": slice(train, None)}
     return {split: {k: leaf[part] for k, leaf in rows.items()} for split, part in splits.items()}
