@@ -369,7 +369,9 @@ def _kept(config: Config, key: str, default: str) -> Iterator[Join]:
         "parallel.shard_optimizer": real.shard_optimizer,
         "parallel.shard_snapshots": real.shard_snapshots,
         "replicas.count": config.replicas.count,
-        "parallel.api, where blocks are on several devices": methods.stages and real.api,
+        "parallel.api = 'shard_map', where blocks are on several devices": (
+            methods.stages and real.api == "shard_map"
+        ),
     }
     for name, wrong in excluded.items():
         yield Join(key, wrong, f"must be {default} with config.{name}")
