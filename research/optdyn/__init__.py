@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.methods.local import Local
     from optdyn.methods.method import Method, MethodStack
     from optdyn.methods.pipeline import StalePipeline
-    from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
+    from optdyn.methods.setup import Evaluation, Parallel, Plan, Probes, Replicas, Tune
     from optdyn.methods.sparse import DeMo, SparseLoCo, Sparta
     from optdyn.methods.sync import Sync
     from optdyn.methods.workers import ADPSGD, Elastic
@@ -83,7 +83,7 @@ _WHERE = {
     "methods.local": "Local",
     "methods.method": "Method MethodStack",
     "methods.pipeline": "StalePipeline",
-    "methods.setup": "Parallel Plan Probes Replicas Tune",
+    "methods.setup": "Evaluation Parallel Plan Probes Replicas Tune",
     "methods.sparse": "DeMo SparseLoCo Sparta",
     "methods.sync": "Sync",
     "methods.workers": "ADPSGD Elastic",

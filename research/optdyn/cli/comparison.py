@@ -15,7 +15,7 @@ from optdyn.base import errors
 from optdyn.base.arguments import check_arguments
 from optdyn.cli.python import Experiment, Trained, read_run, run_of_memory
 from optdyn.evidence.crossing import of_runs
-from optdyn.evidence.intervals import FEWEST, ratio, shown
+from optdyn.evidence.intervals import FEWEST, drawn_again, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
 from optdyn.report.figures import OKABE_ITO
 from optdyn.train.grid import Grid, named
@@ -74,6 +74,29 @@ class Comparison:
             ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
             row |= {"loss": float(np.median(ends)), "seeds": len(arm)}
             rows.append(row | {"diverged": sum(run.diverged for run in arm)})
+        return pd.DataFrame(rows).set_index("experiment")
+
+    @check_arguments
+    def metric(self, name: str) -> pd.DataFrame:
+        """Returns the last value of a log column, a row an experiment: medians over seeds.
+
+        `low` to `high` is the 95 % bootstrap interval of the median over seeds, NaN with fewer than
+        5 seeds. `difference` is the median over seeds of the value less that of the first
+        experiment with the same seed, with its interval. A run that diverges makes its row NaN.
+        Raises `ConfigError` for a column that the log does not have.
+        """
+        errors.one_of("metric", name, [*self[next(iter(self.runs))].log])
+        values = {
+            arm: np.array([np.nan if run.diverged else run.log[name].iloc[-1] for run in runs])
+            for arm, runs in self.runs.items()
+        }
+        first, names = next(iter(values.values())), ("median", "low", "high")
+        rows = []
+        for arm, its in values.items():
+            row: dict[str, Any] = {"experiment": arm} | dict(zip(names, _median(its), strict=True))
+            ends = ("difference", "difference_low", "difference_high")
+            row |= dict(zip(ends, _median(its - first), strict=True))
+            rows.append(row | {"seeds": len(its)})
         return pd.DataFrame(rows).set_index("experiment")
 
     def __str__(self) -> str:
@@ -183,6 +206,13 @@ def compare(
         run = read_run(one, folder) if folder else run_of_memory(one, kept[point])
         runs.setdefault(name, []).append(run)
     return Comparison({name: tuple(arm) for name, arm in runs.items()})
+
+
+def _median(values: np.ndarray) -> tuple[float, float, float]:
+    """Returns the median over seeds with its 95 % interval, NaN where it is not known."""
+    middle, *ends = drawn_again(lambda seeds: float(np.median(values[seeds])), len(values))
+    low, high = ends if len(values) >= FEWEST and not np.isnan(middle) else (np.nan, np.nan)
+    return middle, low, high
 
 
 def _comparison_checks(

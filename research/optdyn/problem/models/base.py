@@ -242,9 +242,9 @@ def initial_state(blocks: Blocks, key: jax.Array, x: jax.Array) -> Params:
     state: Params = {}
     for number, (name, block) in enumerate(blocks):
         its_key = jax.random.fold_in(key, number)
-        x, _ = block.init_with_output(its_key, x)
         if isinstance(block, Block):
             state[name] = block.adapter.init(its_key, x)[1]
+        x, _ = block.init_with_output(its_key, x)
     return state
 
 
