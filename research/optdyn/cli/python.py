@@ -63,8 +63,9 @@ __all__ = ["Clock", "Experiment", "Trained", "momentum", "rule", "timeline"]
 class Experiment(experiment.Config):
     """What is trained, by which method, on which cluster, and for how long.
 
-    `model`: one of `od.MLP` and its like; a flax module; a pair of functions `init(key, x)` and
-    `apply(params, x)`; or a function of the number of classes that returns a module or named
+    `model`: one of `od.MLP` and its like; a flax.linen module; what `od.from_nnx` and its like
+    return; a pair of functions `init(key, x)` and `apply(params, x)`, which may also take `state`,
+    `key` and `train`; or a function of the number of classes that returns one of these, or named
     blocks.
     `data`: one of `od.MNIST5k` and its like; a dict of arrays `image`, `x` or `text` with `label`
     or `y`, whose first axis counts examples; or a dict of such dicts, `train` and `test`.

@@ -16,7 +16,8 @@ the state is in no table of versions, and no message, staleness rule or optimize
     a node                demo, sparta                             every update
     a node                gossip and what is over a graph          never
 
-A mean of states is one of x and x^2, not of variances (`adapters.moments`).
+A mean of states is one of x and x^2, not of variances (`adapters.moments`). The clocks count no
+bytes for it, as a norm has two numbers a channel beside a channel's weights.
 """
 
 from typing import NamedTuple
@@ -33,15 +34,13 @@ from optdyn.methods.workers import put, row, table
 from optdyn.problem.models.adapters import from_moments, moments
 from optdyn.problem.problem import STATE, Problem
 
-AVERAGES = ("", "ema", "lawa")  # lawa: latest weight averaging (arXiv 2209.14981)
-
 
 class Keeping(NamedTuple):
     """What is kept, of a program."""
 
     carries: bool = False  # the model's state
     meets: bool = True  # whether it is the mean of the nodes where these meet
-    average: str = ""  # one of AVERAGES
+    average: str = ""  # 'ema' or 'lawa', latest weight averaging (arXiv 2209.14981); '': none
     last: int = 1  # K
 
 

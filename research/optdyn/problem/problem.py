@@ -18,6 +18,7 @@ from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
+from optdyn.problem.models.adapters import Block
 from optdyn.problem.models.base import STATE, Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
@@ -105,8 +106,13 @@ class Problem(NamedTuple):
 
     def recomputed(self, params: Params, batches: Examples) -> Params:
         """Returns the model's averages for these parameters, over batches (k, n, ...)."""
-        x = jax.vmap(self.input)(batches)
-        return base.recompute(self.blocks, params, x, jnp.arange(len(x)))
+        k, n, *_ = jax.tree.leaves(batches)[0].shape
+        whole = {name: leaf.reshape(k * n, *leaf.shape[2:]) for name, leaf in batches.items()}
+        if self.augment:
+            whole["image"] = augment(self.augment, jnp.arange(k * n), whole["image"])
+        x = self.input(whole)
+        x = x.reshape(k, n, *x.shape[1:])
+        return base.recompute(self.blocks, params, x, jnp.arange(k))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
         return self.losses(self.outputs(params, batch), batch)
@@ -160,12 +166,18 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
         for name, leaf in examples.items()
     }
     ConfigError.refuse(_fit_checks(problem, examples, batch, classes))
+    if not _is_adapted(problem):
+        return Traits()
     key = jax.random.key(0)
     params, state = (
         jax.eval_shape(function, key, batch) for function in (problem.init, problem.initial_state)
     )
     program = jax.make_jaxpr(problem.outputs)(params, batch)
     return Traits(bool(jax.tree.leaves(state)), bool(_draws(program.jaxpr)))
+
+
+def _is_adapted(problem: Problem) -> bool:
+    return any(isinstance(block, Block) for _, block in problem.blocks)
 
 
 def _draws(jaxpr: Any) -> list[tuple[int, ...]]:
@@ -213,11 +225,12 @@ def _fit_checks(
 
     params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
     outputs, _ = trace("config.model", problem.outputs, params, batch)
-    yield _hides_keys(problem, params, batch), f"config.model: {HIDDEN.format(OF_A_PAIR)}"
-    state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
-    variables = params | {STATE: state}
-    _, (draws, _) = trace("config.model, in evaluation", problem.evaluated, variables, batch)
-    yield draws, f"config.model: {HIDDEN.format('In evaluation it must draw none')}"
+    if _is_adapted(problem):
+        yield _hides_keys(problem, params, batch), f"config.model: {HIDDEN.format(OF_A_PAIR)}"
+        state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
+        variables = params | {STATE: state}
+        _, (draws, _) = trace("config.model, in evaluation", problem.evaluated, variables, batch)
+        yield draws, f"config.model: {HIDDEN.format('In evaluation it must draw none')}"
     is_array = isinstance(outputs, jax.ShapeDtypeStruct)
     yield not is_array, "config.model: the last block must return one array"
     for count in outputs.shape[-1:]:

@@ -28,8 +28,9 @@ from optdyn.core import State
 from optdyn.devices.layout import Advance
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
+from optdyn.problem.models import OwnModel
 from optdyn.problem.problem import Examples
-from optdyn.train import loop, trainer
+from optdyn.train import loop, program, trainer
 from optdyn.train.loop import Chunk
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
@@ -42,6 +43,7 @@ TINY = 1e-30
 TRACED: Mapping[str, Sequence[str]] = {
     "model": ("noise",),
     "data": ("replacement", "dirichlet"),
+    "evaluation": ("decay", "batches"),
     "optimizer": (
         *("learning_rate", "momentum", "schedule", "schedule_options"),
         *("warmup_steps", "decay_steps", "decay_rate"),
@@ -76,7 +78,8 @@ def compilation(config: Config) -> Hashable:
         )
     devices = () if config.methods.simple else config.methods.devices(config)
     ring = config.cluster.service.name == "geometric"  # of past versions, longer than one a group
-    return config.with_(plain), devices, ring
+    parts = program.workers_of(config) if isinstance(config.model, OwnModel) else 0  # of a norm
+    return config.with_(plain), devices, ring, parts
 
 
 def is_batched(config: Config) -> bool:

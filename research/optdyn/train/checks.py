@@ -35,13 +35,13 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
         refuse([Join("evaluation.statistics", reads, expected)])
     if not size or config.methods.reduces_itself:
         return
-    parts = program.workers_of(config)
-    expected = f"must divide {config.batch_size // parts}, the examples of a worker's pass"
-    if not config.model.norm_examples:
-        expected = f"must be given, as config.batch_size = {config.batch_size} examples do not "
-        expected += f"divide among {parts} workers' passes"
-    together = config.batch_size // program.passes_of(config)
-    refuse([Join("model.norm_examples", together % max(size, 1), expected)])
+    given, batch, parts = config.model.norm_examples, config.batch_size, program.workers_of(config)
+    expected = f"must be given, as config.batch_size = {batch} examples do not divide among "
+    expected += f"{parts} workers' passes"
+    refuse([Join("model.norm_examples", not given and batch % parts, expected)])
+    together = batch // program.passes_of(config)
+    expected = f"must divide {together}, the examples that are computed together"
+    refuse([Join("model.norm_examples", together % size, expected)])
 
 
 def check_parts(config: Config, data: Dataset, params: Params) -> None:

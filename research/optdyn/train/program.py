@@ -138,7 +138,7 @@ def norm_examples(config: Config, traits: Traits) -> int:
         return config.model.norm_examples
     if methods.reduces_itself:
         return int(methods.get("micro_batch", 0))
-    return config.batch_size // workers_of(config)
+    return max(config.batch_size // workers_of(config), 1)
 
 
 def init(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:

@@ -165,7 +165,8 @@ def moments(state: Tree) -> Tree:
 
     A leaf whose name has `var` is the variance of the one whose name has `mean` in its place.
     """
-    return _with_centers(state, lambda leaf, center: (leaf + center**2).astype(jnp.float32))
+    found = _with_centers(state, lambda variance, mean: variance + mean**2)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), found)
 
 
 def from_moments(found: Tree, like: Tree) -> Tree:
@@ -175,18 +176,20 @@ def from_moments(found: Tree, like: Tree) -> Tree:
         whole = jnp.issubdtype(like.dtype, jnp.integer)
         return (jnp.round(leaf) if whole else leaf).astype(like.dtype)
 
-    return jax.tree.map(typed, _with_centers(found, lambda leaf, c: leaf - c**2), like)
+    def variance(square: jax.Array, mean: jax.Array) -> jax.Array:
+        return jnp.maximum(square - mean**2, 0)  # below 0 by rounding only
+
+    return jax.tree.map(typed, _with_centers(found, variance), like)
 
 
-def _with_centers(state: Tree, change: Callable[[jax.Array, Any], jax.Array]) -> Tree:
-    """Returns the state with `change(leaf, its mean)` of each variance, 0 for other leaves."""
+def _with_centers(state: Tree, change: Callable[[jax.Array, jax.Array], jax.Array]) -> Tree:
+    """Returns the state with `change(variance, mean)` in place of each variance."""
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
     def changed(path: Tree, leaf: jax.Array) -> jax.Array:
         *parents, last = (jax.tree_util.keystr((key,)) for key in path)
         center = leaves.get("".join([*parents, last.replace("var", "mean")]))
-        is_variance = "var" in last and center is not None
-        return change(leaf, center if is_variance else jnp.float32(0))
+        return leaf if "var" not in last or center is None else change(leaf, center)
 
     return jax.tree_util.tree_map_with_path(changed, state)
 

@@ -240,11 +240,12 @@ def evaluate(blocks: Blocks, params: Params, state: Params, x: jax.Array) -> jax
 def initial_state(blocks: Blocks, key: jax.Array, x: jax.Array) -> Params:
     """Returns the state that blocks start from, drawn as their parameters are."""
     state: Params = {}
+    h: Tree = x
     for number, (name, block) in enumerate(blocks):
         its_key = jax.random.fold_in(key, number)
         if isinstance(block, Block):
-            state[name] = block.adapter.init(its_key, x)[1]
-        x, _ = block.init_with_output(its_key, x)
+            state[name] = block.adapter.init(its_key, h)[1]
+        h, _ = block.init_with_output(its_key, h)
     return state
 
 
