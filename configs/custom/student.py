@@ -60,7 +60,7 @@ def accuracy(variables, split: dict[str, np.ndarray]) -> float:
     return float(jnp.mean(logits.argmax(axis=-1) == split["label"]))
 
 
-def main(steps: int = 400, seeds: int = 5) -> od.Comparison:
+def main(steps: int = 400, seeds: int = 5, names: tuple[str, ...] = ()) -> od.Comparison:
     """All methods have her learning rate; a verdict needs the best of each."""
     data = images()
     base = od.Experiment(
@@ -74,13 +74,14 @@ def main(steps: int = 400, seeds: int = 5) -> od.Comparison:
         steps=steps,
         log_every=steps // 2,
     ).with_({"model.norm_examples": 16})  # a norm takes 16 examples under every method
-    arms = {
-        "sync": base,
-        "asynchronous": base.with_(method=od.Asynchronous(groups=4)),
-        "DiLoCo": base.with_(method=od.DiLoCo(period=10)),
-        "DASO": base.with_(method=od.DASO()),
-        "gossip": base.with_(method=od.Gossip()),
+    methods = {
+        "sync": od.Sync(),
+        "asynchronous": od.Asynchronous(groups=4),
+        "DiLoCo": od.DiLoCo(period=10),
+        "DASO": od.DASO(),
+        "gossip": od.Gossip(),
     }
+    arms = {name: base.with_(method=methods[name]) for name in names or methods}
     runs = od.compare(arms, seeds=range(seeds))
     for name in ("test_accuracy", "ema_test_accuracy"):
         print(f"{name}\n{runs.metric(name).round(3).to_string()}\n")
