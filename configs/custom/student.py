@@ -78,7 +78,7 @@ def main(steps: int = 400, seeds: int = 5, names: tuple[str, ...] = ()) -> od.Co
         "sync": od.Sync(),
         "asynchronous": od.Asynchronous(groups=4),
         "DiLoCo": od.DiLoCo(period=10),
-        "DASO": od.DASO(),
+        "DASO": od.DASO(warmup_epochs=1, cooldown_epochs=1),
         "gossip": od.Gossip(),
     }
     arms = {name: base.with_(method=methods[name]) for name in names or methods}
