@@ -149,7 +149,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 def memory(run: Run) -> int:
     """Returns the bytes that a run needs besides the examples, by XLA's analysis of its program."""
     sets = shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)
-    variables = run.variables(run.params, run.state)
+    variables = jax.eval_shape(run.variables, run.params, run.state)
     evaluation = _bytes(run.program.evaluate, variables, sets.test_evaluated[0])
     return _bytes(run.program.advance, *loop.advance_arguments(run, 0)) + evaluation
 
