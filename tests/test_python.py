@@ -357,6 +357,8 @@ GROUPED = {"asynchronous", "ringmaster", "ringleader", "buffered", "mindflayer",
 GROUPED |= {"ad_psgd", "async_local_sgd", "decoupled"}
 LAYERED = ("local", "stale_pipeline")  # whose seconds are those of the model's layers
 
+TREE = type("Tree", (), {"__module__": "equinox._module", "__call__": print})()
+
 BAD = {
     "Cluster.workers": lambda: optdyn.Cluster(workers=3, devices_per_node=2),
     "at least 1": lambda: optdyn.Cluster(workers=0),  # a count that was computed, say
@@ -365,13 +367,12 @@ BAD = {
     "config.method = 'diloco': must be of type Method, such as DiLoCo(...)": lambda: (
         optdyn.Experiment(method="diloco")
     ),
-    "Linear is of flax.nnx, so it must be given as a pair of functions (init, apply): lambda": (
-        lambda: base(model=nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    "makes it: model=od.from_nnx(lambda rngs: Linear(..., rngs=rngs))": lambda: base(
+        model=nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     ),
-    "Dropping is of flax.nnx, so it must be given as a pair": lambda: base(model=Dropping),
-    "Tree is of equinox, so it must be given as a pair": lambda: base(
-        model=type("Tree", (), {"__module__": "equinox._module", "__call__": print})()
-    ),
+    "Dropping is of flax.nnx, so it must be given by a function that": lambda: base(model=Dropping),
+    "makes it: model=od.from_equinox(lambda key: Tree(..., key=key))": lambda: base(model=TREE),
+    "Tree is of equinox, so it must be given by a": lambda: base(model=(TREE, "its state")),
     "config.cluster = 3: must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
     "delay = 8: must be": lambda: optdyn.DiLoCo(period=8, delay=8),  # unlike decoupled learners
     "set of config.data given as arrays has": lambda: base(

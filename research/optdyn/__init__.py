@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
         ResMLP,
         ResNet,
         Transformer,
+        from_equinox,
+        from_nnx,
     )
     from optdyn.train.grid import Grid, log_range, product
     from optdyn.train.loop import Chunk, Hook
@@ -92,7 +94,8 @@ _WHERE = {
         "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles"
     ),
     "problem.models": (
-        "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer"
+        "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer "
+        "from_equinox from_nnx"
     ),
     "train.grid": "Grid log_range product",
     "train.loop": "Chunk Hook",

@@ -17,12 +17,13 @@ parameters that are evaluated, from k training batches of `examples` each, as in
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from optdyn.base.trees import Array, Params, Tree
@@ -163,7 +164,7 @@ def _limit(zero: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
 def moments(state: Tree) -> Tree:
     """Returns the state with E x^2 in place of variances, all float32, so that it has means.
 
-    A leaf whose name has `var` is the variance of the one whose name has `mean` in its place.
+    A leaf whose path has `var` is the variance of the one whose path has `mean` in its place.
     """
     found = _with_centers(state, lambda variance, mean: variance + mean**2)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), found)
@@ -187,9 +188,9 @@ def _with_centers(state: Tree, change: Callable[[jax.Array, jax.Array], jax.Arra
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
     def changed(path: Tree, leaf: jax.Array) -> jax.Array:
-        *parents, last = (jax.tree_util.keystr((key,)) for key in path)
-        center = leaves.get("".join([*parents, last.replace("var", "mean")]))
-        return leaf if "var" not in last or center is None else change(leaf, center)
+        name = jax.tree_util.keystr(path)
+        center = leaves.get(name.replace("var", "mean"))
+        return leaf if "var" not in name or center is None else change(leaf, center)
 
     return jax.tree_util.tree_map_with_path(changed, state)
 
@@ -248,3 +249,165 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Adapter:
         return y, after if train else state
 
     return Adapter(start, call, lambda params, state: (params, state) if has_state else params)
+
+
+def nnx(make: Callable[[Any], Any]) -> Adapter:
+    """Returns the adapter of the flax.nnx module that `make(rngs)` returns.
+
+    Its state are all variables but parameters and random streams. In training the stream number i,
+    in the order of names, has the key `fold_in(key, i)` and the count 0. Arrays that are in no
+    variable are constants, those of `make(nnx.Rngs(0))`.
+    """
+    from flax import nnx
+
+    others = nnx.Any(nnx.Param, nnx.RngState, nnx.Intermediate)
+    carried = nnx.All(nnx.Variable, nnx.Not(others))
+
+    def split(module: Any) -> tuple[Any, ...]:
+        kinds = (nnx.Param, carried, nnx.RngKey, nnx.RngCount, ...)
+        graph, *states = nnx.split(module, *kinds)
+        return graph, *map(nnx.to_pure_dict, states)
+
+    @cache
+    def example() -> tuple[Any, ...]:
+        with jax.ensure_compile_time_eval():  # `apply` may be traced
+            graph, params, state, *rest = split(make(nnx.Rngs(0)))
+        return graph, *jax.eval_shape(lambda: (params, state)), *rest
+
+    def build(params: Tree, state: Tree, key: jax.Array | None, train: bool) -> Any:
+        graph, params_like, state_like, keys, counts, constants = example()
+        keys = keys if key is None else _streams(key, keys)
+        counts = jax.tree.map(jnp.zeros_like, counts)
+        trees = like(params_like, params), like(state_like, state), keys, counts, constants
+        module = nnx.merge(graph, *trees)
+        module.train() if train else module.eval()
+        return module
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        _, params, state, *_ = split(make(nnx.Rngs(key)))
+        return by_name(params), by_name(state)
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        module = build(params, state, key, train)
+        rngs = None if key is None else nnx.Rngs(key)
+        has_rngs = "rngs" in inspect.signature(module).parameters
+        y = module(x, **mode_of(module, train), **({"rngs": rngs} if has_rngs else {}))
+        return y, by_name(nnx.to_pure_dict(nnx.state(module, carried))) if train else state
+
+    return Adapter(init, apply, lambda params, state: build(params, state, None, False))
+
+
+def _streams(key: jax.Array, keys: Tree) -> Tree:
+    """Returns another key, or array of keys, in the place of each of `keys`."""
+    leaves, structure = jax.tree.flatten(keys)
+    new = [jax.random.fold_in(key, number) for number in range(len(leaves))]
+    return jax.tree.unflatten(
+        structure,
+        [jax.random.split(k, x.shape) if x.shape else k for k, x in zip(new, leaves, strict=True)],
+    )
+
+
+def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
+    """Returns the adapter of the Equinox module of one example that `make(key)` returns.
+
+    It is mapped over the axis 'batch', which is the `axis_name` of its norms over the batch. Its
+    call gets `key`, one an example, and `state` where it has such arguments. `make` may also return
+    (module, state). Arrays that are no floats are constants, those of `make(jax.random.key(0))`.
+    """
+    import equinox as eqx
+
+    def split(key: jax.Array) -> tuple[Any, Any, Any]:
+        """Returns parameters, constants and the state."""
+        made = make(key)
+        module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
+        return *eqx.partition(module, eqx.is_inexact_array), state
+
+    @cache
+    def example() -> tuple[Any, Any, Any]:
+        with jax.ensure_compile_time_eval():  # `apply` may be traced
+            params, *rest = split(jax.random.key(0))
+        return eqx.filter_eval_shape(lambda: params), *rest
+
+    def listed(state: Any) -> Params:  # typed, as types of Python's numbers would change
+        leaves = enumerate(jax.tree.leaves(state))
+        return {str(number): leaf.astype(leaf.dtype) for number, leaf in leaves}
+
+    def build(params: Tree, state: Tree, train: bool) -> tuple[Any, Any]:
+        params_like, constants, state_like = example()
+        leaves = [state[str(number)] for number in range(len(state))]
+        carried = jax.tree.unflatten(jax.tree.structure(state_like), leaves)
+        module = eqx.combine(like(params_like, params), constants)
+        return eqx.nn.inference_mode(module, not train), carried
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        params, _, state = split(key)
+        return by_name(params), listed(state)
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        module, carried = build(params, state, train)
+        known = inspect.signature(module).parameters
+        more = mode_of(module, train) | ({"state": carried} if state else {})
+
+        def one(x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tree]:
+            found = module(x, **more, **({"key": key} if "key" in known else {}))
+            return (found[0], listed(found[1])) if state else (found, {})
+
+        keys = None if key is None else jax.random.split(key, len(x))
+        over = (0, None if key is None else 0)
+        y, after = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(x, keys)
+        return y, after if train else state
+
+    def restore(params: Tree, state: Tree) -> Any:
+        module, carried = build(params, state, False)
+        return (module, carried) if state else module
+
+    return Adapter(init, apply, restore, debiased=True)
+
+
+def haiku(transformed: Any) -> Adapter:
+    """Returns the adapter of what `hk.transform` or `hk.transform_with_state` returns.
+
+    Whether it is trained is told by an argument of the transformed function that is one of `TRAINS`
+    and `RESTS` by its name, not in `**kwargs`. It is initialized as in training, as Haiku's norms
+    must be.
+    """
+    has_state = type(transformed).__name__ == "TransformedWithState"
+    mode = partial(mode_of, transformed.apply)  # whose signature has the function's arguments
+    has_key = "rng" in inspect.signature(transformed.apply).parameters
+
+    def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        made = transformed.init(key, x, **mode(True))
+        return made if has_state else (made, {})
+
+    def apply(
+        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+    ) -> tuple[jax.Array, Tree]:
+        arguments = (key, x) if has_key else (x,)
+        if not has_state:
+            return transformed.apply(params, *arguments, **mode(train)), state
+        y, after = transformed.apply(params, state, *arguments, **mode(train))
+        return y, after if train else state
+
+    def restore(params: Tree, state: Tree) -> Any:
+        return (params, state) if has_state else params
+
+    return Adapter(init, apply, restore, debiased=True)
+
+
+def by_name(tree: Tree) -> Params:
+    """Returns the leaves of a tree in nested dicts, by the names of fields, keys and indices."""
+    return unflatten_dict({_names(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)})
+
+
+def like(tree: Tree, named: Params) -> Tree:
+    """Returns a tree with the structure of `tree` and the leaves of `named = by_name(it)`."""
+    leaves = flatten_dict(named)
+    return jax.tree.map_with_path(lambda path, _: leaves[_names(path)], tree)
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((part,), simple=True) for part in path)

@@ -23,25 +23,17 @@ from optdyn.base.fields import ConstantFunction, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Array, Params, Tree
-from optdyn.problem.models.adapters import Adapter, Block, linen, pair
+from optdyn.problem.models.adapters import Adapter, Block, haiku, linen, pair
 
 KEY = "config.model.name"
 STATE = "state of the model"  # beside the blocks' parameters, where they are evaluated
 Layer = nn.Module | Block
 Blocks = tuple[tuple[str, Layer], ...]
 Networks = Sequence[tuple[str, nn.Module | Adapter]]  # of which blocks are made
-# How to write a module {0} of another library as a pair (init, apply).
-PAIR_EXAMPLES = {
-    "flax.nnx": (
-        "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
-        "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
-        "rngs=nnx.Rngs(0)), nnx.Param, ...)"
-    ),
-    "equinox": (
-        "lambda key, x: eqx.filter({0}(..., key=key), eqx.is_inexact_array) and lambda params, x: "
-        "jax.vmap(eqx.combine(params, static))(x), where _, static = eqx.partition({0}(..., "
-        "key=jax.random.key(0)), eqx.is_inexact_array)"
-    ),
+# How to give a module {0} of another library.
+FROM_LIBRARY = {
+    "flax.nnx": "model=od.from_nnx(lambda rngs: {0}(..., rngs=rngs))",
+    "equinox": "model=od.from_equinox(lambda key: {0}(..., key=key))",
 }
 
 
@@ -71,20 +63,30 @@ class Model(Value, section="model", union=True):
 
     @classmethod
     def from_object(cls, thing: Any) -> Any:
-        """Returns the model of a module, a pair or a function. Raises `ConfigError`."""
+        """Returns the model of a module, a pair, an adapter or a function. Raises `ConfigError`."""
         if isinstance(thing, nn.Module):
             words = f"the module {type(thing).__name__}"
             return OwnModel(name=name_of(ConstantFunction(thing), words, thing))
+        if isinstance(thing, Adapter):
+            return OwnModel(name=name_of(ConstantFunction(thing), "a network", thing))
+        if _is_of("haiku", type(thing)) and type(thing).__name__.startswith("Transformed"):
+            adapter = haiku(thing)
+            return OwnModel(name=name_of(ConstantFunction(adapter), "a network", *thing))
         if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
             return OwnModel(name=name_of(ConstantFunction(pair(*thing)), "two functions", *thing))
-        kind = thing if isinstance(thing, type) else type(thing)
-        for library, lines in PAIR_EXAMPLES.items():
-            if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
+        first = thing[0] if isinstance(thing, tuple) and thing else thing  # of (module, state)
+        kind = first if isinstance(first, type) else type(first)
+        for library, line in FROM_LIBRARY.items():
+            if _is_of(library, kind):
                 raise ConfigError(
-                    f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
-                    f"pair of functions (init, apply): {lines.format(kind.__name__)}"
+                    f"Experiment.model: {kind.__name__} is of {library}, so it must be given by a "
+                    f"function that makes it: {line.format(kind.__name__)}"
                 )
         return super().from_object(thing)
+
+
+def _is_of(library: str, kind: type) -> bool:
+    return any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__)
 
 
 @dataclass(frozen=True)
