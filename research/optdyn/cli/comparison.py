@@ -90,14 +90,11 @@ class Comparison:
             arm: np.array([np.nan if run.diverged else run.log[name].iloc[-1] for run in runs])
             for arm, runs in self.runs.items()
         }
-        first, names = next(iter(values.values())), ("median", "low", "high")
-        rows = []
-        for arm, its in values.items():
-            row: dict[str, Any] = {"experiment": arm} | dict(zip(names, _median(its), strict=True))
-            ends = ("difference", "difference_low", "difference_high")
-            row |= dict(zip(ends, _median(its - first), strict=True))
-            rows.append(row | {"seeds": len(its)})
-        return pd.DataFrame(rows).set_index("experiment")
+        first = next(iter(values.values()))
+        rows = {name: [*_median(x), *_median(x - first), len(x)] for name, x in values.items()}
+        ends = ["low", "high"]
+        names = ["median", *ends, "difference", *(f"difference_{end}" for end in ends), "seeds"]
+        return pd.DataFrame.from_dict(rows, "index", columns=names).rename_axis("experiment")
 
     def __str__(self) -> str:
         table, first = self.table(), next(iter(self.runs))
