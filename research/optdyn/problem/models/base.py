@@ -45,7 +45,8 @@ class Model(Value, section="model", union=True):
 
     norm_examples: int = field(
         0,
-        "Examples that a norm over the batch takes together; 0: those of one worker's gradient.",
+        "Examples that a norm over the batch takes together; 0: those of one worker's gradient, or "
+        "of a whole pass where a norm has no running averages.",
         at_least=0,
     )
 
