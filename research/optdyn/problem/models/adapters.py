@@ -320,8 +320,10 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
 
     def split(key: jax.Array) -> tuple[Any, Any, Any]:
         """Returns parameters, constants and the state."""
-        made = make(key)
-        module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
+        network = make(key)
+        if not isinstance(network, tuple):
+            network = eqx.nn.make_with_state(lambda module: module)(network)
+        module, state = network
         return *eqx.partition(module, eqx.is_inexact_array), state
 
     @cache
@@ -380,8 +382,8 @@ def haiku(transformed: Any) -> Adapter:
     has_key = "rng" in inspect.signature(transformed.apply).parameters
 
     def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        made = transformed.init(key, x, **mode(True))
-        return made if has_state else (made, {})
+        variables = transformed.init(key, x, **mode(True))
+        return variables if has_state else (variables, {})
 
     def apply(
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
