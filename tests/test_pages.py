@@ -7,6 +7,11 @@ import pytest
 from analysis.architecture import PACKAGE, PICTURE, drawing, uses
 from tests.blocks import FENCED, PAGES, ROOT
 
+METHODS = [
+    page
+    for page in PAGES
+    if page.parent.name == "methods" and page.stem not in ("README", "adding")
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -49,3 +54,8 @@ def test_the_path_of_an_update_names_functions_that_exist():
     for file, function in named:
         source = (PACKAGE / file).read_text()
         assert not function or re.search(rf"^def {function}\b", source, re.M), (file, function)
+
+
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.stem)
+def test_the_page_of_a_method_says_what_becomes_of_a_models_state(page):
+    assert "(README.md#state-of-the-model)" in page.read_text()

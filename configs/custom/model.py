@@ -2,10 +2,11 @@
 
     python -m launch.train --config=FILE --workdir=DIR --config.model.name=my_model:make
 
-`make(classes, **config.model.options)` returns a flax.linen module, or, for methods that need
-blocks, such as local learning and merged servers, a sequence of (name, module). Blocks have float32
-parameters and no other state. `classes` is the number of outputs: labels, tokens, or the last axis
-of `y`.
+`make(classes, **config.model.options)` returns a flax.linen module, what `optdyn.from_nnx` and its
+like return, or, for methods that need blocks, such as local learning and merged servers, a sequence
+of (name, module). Parameters are float32. A block may have dropout and a state, such as the running
+averages of batch norms (`docs/faq.md`, `student.py`). `classes` is the number of outputs: labels,
+tokens, or the last axis of `y`.
 """
 
 import flax.linen as nn

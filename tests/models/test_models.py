@@ -159,7 +159,7 @@ def test_head_applies_after_every_block(name, dtype):
     """Outputs are of one shape; parameters and gradients stay float32."""
     model, x = WITH_HEADS[name]
     shape = (3, CLASSES) if x is IMAGES else (3, LENGTH, VOCABULARY)
-    blocks = model.with_(dtype=dtype).blocks_for(shape[-1])
+    blocks = base.make(model.with_(dtype=dtype), shape[-1])
     names = [name for name, _ in blocks[:-2]]
     params = shapes(blocks, x, names)
     head = blocks[-1][1]
@@ -183,7 +183,7 @@ def test_head_applies_after_every_block(name, dtype):
 
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_position_depends_on_itself_and_those_before_alone(kind):
-    blocks, x = kind(2, 8, 2).blocks_for(VOCABULARY), tokens(1)
+    blocks, x = base.make(kind(2, 8, 2), VOCABULARY), tokens(1)
     params = some(blocks, x)
     apply = jax.jit(lambda x: base.apply(blocks, params, x))
     change = np.array(
@@ -205,7 +205,7 @@ def test_position_depends_on_itself_and_those_before_alone(kind):
 )
 def test_initial_scale_of_branches_falls_with_depth(kind, layers):
     """By layer, how many numbers each of its outputs is of and in how many branches of 8 blocks."""
-    _, block = kind(8, 48, 2).blocks_for(VOCABULARY)[0]
+    _, block = base.make(kind(8, 48, 2), VOCABULARY)[0]
     params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
     for name, (fan_in, joins) in layers.items():
         kernel = params[name]["kernel"]
@@ -225,4 +225,4 @@ def test_initial_scale_of_branches_falls_with_depth(kind, layers):
 )
 def test_width_that_does_not_divide_is_one_line(kind, width, message):
     with pytest.raises(ValueError, match=message):
-        kind(1, width, 4).blocks_for(VOCABULARY)
+        base.make(kind(1, width, 4), VOCABULARY)

@@ -54,7 +54,7 @@ def outputs(blocks, params, x, h, norm):
 
 def test_every_stage_halves_the_image():
     x = jnp.zeros((2, 28, 28, 1))
-    blocks = ResNet((4, 8, 16), 6).blocks_for(10)
+    blocks = base.make(ResNet((4, 8, 16), 6), 10)
     assert [name for name, _ in blocks] == [*(f"block{k}" for k in range(6)), "output"]
     sizes = jax.eval_shape(lambda p: base.activations(blocks, p, x), shapes(blocks, x))
     assert [h.shape[1:] for h in sizes[1:]] == [
@@ -71,7 +71,7 @@ def test_number_of_parameters(norm):
         return (size**2 * before + 1) * after
 
     x = jnp.zeros((2, 9, 9, 5))
-    params = shapes(ResNet((4, 16), 4, norm).blocks_for(10), x)
+    params = shapes(base.make(ResNet((4, 16), 4, norm), 10), x)
     same = {c: 2 * conv(3, c, c) + 4 * c for c in (4, 16)}  # norms: a scale and a bias a channel
     assert {name: count(block) for name, block in params.items()} == {
         "block0": conv(3, 5, 4) + same[4],
@@ -90,7 +90,7 @@ def test_the_published_networks_on_imagenet(stages, bottleneck, published):
     """He et al.'s, as torchvision counts them, but for biases and the place of the norms."""
     widths, wider = (64, 128, 256, 512), 4 if bottleneck else 1
     x = jnp.zeros((2, 224, 224, 3))
-    blocks = ResNet(widths, 8, "batch", stages, "quarter", bottleneck).blocks_for(1000)
+    blocks = base.make(ResNet(widths, 8, "batch", stages, "quarter", bottleneck), 1000)
     params = shapes(blocks, x)
     kernels = [leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim == 4]
     biases = sum(shape[-1] for shape in kernels)
@@ -115,7 +115,7 @@ def test_the_published_networks_on_imagenet(stages, bottleneck, published):
 def test_a_stem_keeps_the_size_or_quarters_it():
     x = jnp.zeros((2, 28, 28, 1))
     for stem, size, kernel in (("whole", 28, 3), ("half", 14, 3), ("quarter", 7, 7)):
-        blocks = ResNet((4,), 1, stem=stem).blocks_for(10)
+        blocks = base.make(ResNet((4,), 1, stem=stem), 10)
         params = shapes(blocks, x)
         made = jax.eval_shape(lambda p, b=blocks: base.activations(b, p, x)[1], params)
         assert made.shape == (2, size, size, 4)
@@ -123,7 +123,7 @@ def test_a_stem_keeps_the_size_or_quarters_it():
 
 
 def test_bottleneck_and_pooling_are_their_equations():
-    blocks = ResNet((4, 8), 9, "group", (2, 1), "quarter", True).blocks_for(CLASSES)
+    blocks = base.make(ResNet((4, 8), 9, "group", (2, 1), "quarter", True), CLASSES)
     x = images(2, 13, 12, 2)
     params = some(blocks, x)
     wide = in_float64(params)
@@ -149,7 +149,7 @@ def test_bottleneck_and_pooling_are_their_equations():
 @every_norm
 def test_is_its_equation(norm):
     """16 channels are eight groups of two; 7 x 6 pixels are padded on both sides or on one."""
-    blocks, x = ResNet((4, 16), 2, norm).blocks_for(CLASSES), images(3, 13, 12, 2)
+    blocks, x = base.make(ResNet((4, 16), 2, norm), CLASSES), images(3, 13, 12, 2)
     params = some(blocks, x)
     wide = in_float64(params)
     h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
@@ -180,4 +180,4 @@ def test_is_its_equation(norm):
 )
 def test_what_cannot_be_is_one_line(values, message):
     with pytest.raises(ValueError, match=message):
-        ResNet(**{"channels": (4, 8), "blocks": 2} | values).blocks_for(CLASSES)
+        base.make(ResNet(**{"channels": (4, 8), "blocks": 2} | values), CLASSES)

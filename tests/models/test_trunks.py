@@ -117,7 +117,7 @@ LONGER = tokens(length=LENGTH + 3)  # than at initialization
     ],
 )
 def test_a_model_is_its_equation(model, start, x, equation):
-    blocks = model.blocks_for(VOCABULARY)
+    blocks = base.make(model, VOCABULARY)
     params = some(blocks, start)
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     found = jax.jit(partial(base.apply, blocks))(params, x)
@@ -128,20 +128,20 @@ def test_a_model_is_its_equation(model, start, x, equation):
 def sizes_of_resmlp(blocks, width, inputs, classes):
     layers = 2 * width * (width + 2)  # kernels, biases, and a scale and a bias of the norm
     first, last = (inputs + 1) * width, (width + 1) * classes + 2 * width
-    return ResMLP(blocks, width).blocks_for(classes), jnp.zeros((2, inputs)), first, layers, last
+    return base.make(ResMLP(blocks, width), classes), jnp.zeros((2, inputs)), first, layers, last
 
 
 def sizes_of_transformer(blocks, heads, size, vocabulary, length):
     width = heads * size
     first, last = (vocabulary + length) * width, (width + 1) * vocabulary + 2 * width
-    made = Transformer(blocks, width, heads).blocks_for(vocabulary)
+    made = base.make(Transformer(blocks, width, heads), vocabulary)
     return made, jnp.zeros((2, length), jnp.int32), first, 12 * width**2 + 13 * width, last
 
 
 def sizes_of_modern(blocks, heads, pairs, vocabulary):
     width = 2 * pairs * heads
     layers = 4 * width**2 + 3 * width * 8 * math.ceil(width / 3) + 2 * width + 2 * 2 * pairs
-    made = ModernTransformer(blocks, width, heads).blocks_for(vocabulary)
+    made = base.make(ModernTransformer(blocks, width, heads), vocabulary)
     return made, jnp.zeros((2, 5), jnp.int32), vocabulary * width, layers, (vocabulary + 1) * width
 
 
@@ -163,7 +163,7 @@ def test_number_of_parameters(blocks, x, first, layers, last):
 
 def test_blocks_after_the_first_are_alike():
     """So that they can be stacked: one program for blocks on different devices."""
-    params = shapes(ResMLP(4, 8).blocks_for(3), IMAGES)
+    params = shapes(base.make(ResMLP(4, 8), 3), IMAGES)
     stem = params["block0"].pop("stem")
     assert stem["kernel"].shape == (6, 8)
     assert params["block0"] == params["block1"] == params["block2"] == params["block3"]
@@ -171,7 +171,7 @@ def test_blocks_after_the_first_are_alike():
 
 def test_any_integers_are_tokens():
     """A vocabulary of 256 is one more than a byte can say."""
-    blocks = Transformer(1, 4, 1).blocks_for(256)
+    blocks = base.make(Transformer(1, 4, 1), 256)
     x = np.array([[0, 1, 127, 128, 254, 255]])
     params = some(blocks, jnp.asarray(x))
     apply = jax.jit(partial(base.apply, blocks))
@@ -181,7 +181,7 @@ def test_any_integers_are_tokens():
 
 
 def test_positions_are_those_of_the_length_at_initialization():
-    blocks = Transformer(1, 4, 1).blocks_for(VOCABULARY)
+    blocks = base.make(Transformer(1, 4, 1), VOCABULARY)
     params = some(blocks, tokens())
     with pytest.raises(ScopeParamShapeError):
         base.apply(blocks, params, tokens(length=LENGTH + 1))

@@ -108,7 +108,7 @@ def equinox_case():
         return (eqx.combine(params, rest), state), y
 
     evaluate = lambda thing, x: batched(*thing, x, KEYS[0])[0]  # noqa: E731
-    names = "layers.0.weight layers.1.batch_state_index.0 layers.1.batch_state_index.1"
+    names = "layers.0.weight 1 2"
     return Case(adapters.equinox(make), eqx.nn.make_with_state(make), step, evaluate, names)
 
 

@@ -371,7 +371,6 @@ LINES = {
         "def f(classes): return [('a', nn.Dense(2)), ('a', nn.Dense(2))]": "all names different",
         "def f(classes, more): return nn.Dense(2)": "missing 1 required positional argument",
         "def f(classes): return nn.Embed(3, 2)": "config.model: cannot be used on examples of x",
-        "def f(classes): return nn.BatchNorm(use_running_average=False)": "has variables 'batch_",
         "def f(classes): return nn.Dense(2, param_dtype='bfloat16')": "must be float32",
         "def f(classes): return nn.Dense(3)": "config.loss: cannot be used on examples of x (3,)",
     },

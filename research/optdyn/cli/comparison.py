@@ -15,7 +15,7 @@ from optdyn.base import errors
 from optdyn.base.arguments import check_arguments
 from optdyn.cli.python import Experiment, Trained, read_run, run_of_memory
 from optdyn.evidence.crossing import of_runs
-from optdyn.evidence.intervals import FEWEST, ratio, shown
+from optdyn.evidence.intervals import FEWEST, drawn_again, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
 from optdyn.report.figures import OKABE_ITO
 from optdyn.train.grid import Grid, named
@@ -75,6 +75,26 @@ class Comparison:
             row |= {"loss": float(np.median(ends)), "seeds": len(arm)}
             rows.append(row | {"diverged": sum(run.diverged for run in arm)})
         return pd.DataFrame(rows).set_index("experiment")
+
+    @check_arguments
+    def metric(self, name: str) -> pd.DataFrame:
+        """Returns the last value of a log column, a row an experiment: medians over seeds.
+
+        `low` to `high` is the 95 % bootstrap interval of the median over seeds, NaN with fewer than
+        5 seeds. `difference` is the median over seeds of the value less that of the first
+        experiment with the same seed, with its interval. A run that diverges makes its row NaN.
+        Raises `ConfigError` for a column that the log does not have.
+        """
+        errors.one_of("metric", name, [*self[next(iter(self.runs))].log])
+        values = {
+            arm: np.array([np.nan if run.diverged else run.log[name].iloc[-1] for run in runs])
+            for arm, runs in self.runs.items()
+        }
+        first = next(iter(values.values()))
+        rows = {name: [*_median(x), *_median(x - first), len(x)] for name, x in values.items()}
+        ends = ["low", "high"]
+        names = ["median", *ends, "difference", *(f"difference_{end}" for end in ends), "seeds"]
+        return pd.DataFrame.from_dict(rows, "index", columns=names).rename_axis("experiment")
 
     def __str__(self) -> str:
         table, first = self.table(), next(iter(self.runs))
@@ -183,6 +203,13 @@ def compare(
         run = read_run(one, folder) if folder else run_of_memory(one, kept[point])
         runs.setdefault(name, []).append(run)
     return Comparison({name: tuple(arm) for name, arm in runs.items()})
+
+
+def _median(values: np.ndarray) -> tuple[float, float, float]:
+    """Returns the median over seeds with its 95 % interval, NaN where it is not known."""
+    middle, *ends = drawn_again(lambda seeds: float(np.median(values[seeds])), len(values))
+    low, high = ends if len(values) >= FEWEST and not np.isnan(middle) else (np.nan, np.nan)
+    return middle, low, high
 
 
 def _comparison_checks(

@@ -95,7 +95,7 @@ class Rule(NamedTuple, Generic[S]):
 
 
 # Returns the batch's loss and gradient, means over the examples; devices average theirs. Where the
-# model's state is carried, the loss is a pair of it and the state after the batch (`carried.py`).
+# model's state is carried, the loss is a pair of it and the state after the batch (`kept.py`).
 Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
 
 

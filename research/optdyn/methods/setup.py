@@ -83,17 +83,20 @@ class Evaluation(Value, section="evaluation"):
         "along, as the mean of nodes where these meet; or 'local', carried by each node alone.",
         one_of=("recomputed", "carried", "local"),
     )
-    batches: int = field(16, "recomputed: batches, of config.model.norm_examples each.", at_least=1)
+    batches: int = field(
+        16, "recomputed: training batches that averages of batch norms are over.", at_least=1
+    )
     average: str = field(
         "",
-        "Average of the parameters that is evaluated beside them: 'ema', or 'lawa', the mean of "
-        "the last ones.",
+        "Average of the parameters over updates, evaluated beside them: '' for none; 'ema', "
+        "exponential; or 'lawa', of the last ones.",
         one_of=("", "ema", "lawa"),
     )
-    decay: float = field(0.99, "ema: decay, an update.", expected="above 0 and below 1",
-        is_valid=lambda v: 0 < v < 1,
+    decay: float = field(
+        0.99, "ema: share of the average that stays at an update.",
+        expected="above 0 and below 1", is_valid=lambda v: 0 < v < 1,
     )  # fmt: skip
-    last: int = field(100, "lawa: updates that the mean is over.", at_least=1)
+    last: int = field(100, "lawa: updates that the average is over.", at_least=1)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from optdyn.base.lookup import Is
 from optdyn.base.trees import Examples, Params, Tree, bytes_of
 from optdyn.clock.pipeline import StageWork
 from optdyn.problem.models import base
-from optdyn.problem.models.base import Layer
+from optdyn.problem.models.base import Block
 from optdyn.problem.problem import Problem
 
 Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
@@ -79,9 +79,9 @@ def _block_costs(key: Is, inputs: Abstract) -> BlockCosts:
     *trunk, (last, head) = problem.blocks
     h = jax.eval_shape(problem.input, batch)
     blocks, heads = [], []
-    for name, module in trunk:
-        blocks.append(_cost(name, module, None, (params[name], h, {})))
-        h = jax.eval_shape(_value(module, None), params[name], h, {})
+    for name, block in trunk:
+        blocks.append(_cost(name, block, None, (params[name], h, {})))
+        h = jax.eval_shape(_value(block, None), params[name], h, {})
         shapes = jax.eval_shape(head.init, jax.random.key(0), h)["params"]
         name = base.head_of(name)
         if len(blocks) == len(trunk):
@@ -163,25 +163,25 @@ def _backward_operations(costs: BlockCosts, a: int, b: int) -> float:
     return head.forward + head.backward + through + first.backward_first
 
 
-def _value(module: Layer, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
+def _value(block: Block, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
     def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
-        y: Tree = module.apply({"params": params}, h)
+        y: Tree = block.apply({"params": params}, h)
         return jnp.mean(losses(y, batch)) if losses else y
 
     return value
 
 
 def _cost(
-    name: str, module: Layer, losses: Callable[..., jax.Array] | None, arguments: Shapes
+    name: str, block: Block, losses: Callable[..., jax.Array] | None, arguments: Shapes
 ) -> BlockCost:
-    return BlockCost(name, *_analyzed(module, losses, _shapes_key(arguments)))
+    return BlockCost(name, *_analyzed(block, losses, _shapes_key(arguments)))
 
 
 @lru_cache(maxsize=256)
-def _analyzed(module: Layer, losses: Callable[..., jax.Array] | None, inputs: Abstract) -> tuple:
+def _analyzed(block: Block, losses: Callable[..., jax.Array] | None, inputs: Abstract) -> tuple:
     """Returns a `BlockCost` without the name, for (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(*inputs)
-    value = _value(module, losses)
+    value = _value(block, losses)
     output = jax.eval_shape(value, *arguments)
 
     def pull(wrt: int, *arguments: Tree) -> Tree:  # back to the first `wrt` arguments

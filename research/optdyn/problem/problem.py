@@ -18,7 +18,6 @@ from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
-from optdyn.problem.models.adapters import Block
 from optdyn.problem.models.base import STATE, Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
@@ -31,6 +30,7 @@ HIDDEN = (
 )
 OF_A_PAIR = "Of a pair (init, apply), `apply(params, x, *, key, train)` gets one"
 SEED = "seed"  # of an example of a batch, int32
+Shape = tuple[int, ...]
 TRACED_BATCH = 7919  # examples of a batch that is only traced, a size that nothing else has
 
 
@@ -161,28 +161,40 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
     Raises `ConfigError` if the model, loss or metrics do not fit. `classes` is the number that the
     loss chooses from, or 0.
     """
+    data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
     batch = {
         name: jax.ShapeDtypeStruct((TRACED_BATCH, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in examples.items()
     }
-    ConfigError.refuse(_fit_checks(problem, examples, batch, classes))
-    if not _is_adapted(problem):
-        return Traits()
-    key = jax.random.key(0)
-    params, state = (
-        jax.eval_shape(function, key, batch) for function in (problem.init, problem.initial_state)
-    )
-    program = jax.make_jaxpr(problem.outputs)(params, batch)
-    return Traits(bool(jax.tree.leaves(state)), bool(_draws(program.jaxpr)))
+
+    def trace(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, list[Shape]]:
+        """Returns the shapes of the results, and of the keys that are drawn with."""
+        try:
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        except Exception as error:
+            why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
+            raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
+        return shapes, _draws(program.jaxpr)
+
+    params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
+    outputs, keys = trace("config.model", problem.outputs, params, batch)
+    state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
+    traits = Traits(bool(jax.tree.leaves(state)), bool(keys))
+    ConfigError.refuse(_fit_checks(problem, batch, classes, trace, outputs))
+    if traits.draws:
+        hidden = keys != _keys_by_seed(problem, params, batch)
+        ConfigError.refuse([(hidden, f"config.model: {HIDDEN.format(OF_A_PAIR)}")])
+    if traits != Traits():
+        variables = params | {STATE: state}
+        _, keys = trace("config.model, in evaluation", problem.evaluated, variables, batch)
+        line = f"config.model: {HIDDEN.format('In evaluation it must draw none')}"
+        ConfigError.refuse([(bool(keys), line)])
+    return traits
 
 
-def _is_adapted(problem: Problem) -> bool:
-    return any(isinstance(block, Block) for _, block in problem.blocks)
-
-
-def _draws(jaxpr: Any) -> list[tuple[int, ...]]:
+def _draws(jaxpr: Any) -> list[Shape]:
     """Returns the shapes of the keys with which a program draws random numbers, in order."""
-    found = list[tuple[int, ...]]()
+    found = list[Shape]()
     for equation in jaxpr.eqns:
         if equation.primitive.name == "random_bits":
             found.append(equation.invars[0].aval.shape)
@@ -192,55 +204,41 @@ def _draws(jaxpr: Any) -> list[tuple[int, ...]]:
     return found
 
 
-def _hides_keys(problem: Problem, params: Params, batch: Examples) -> bool:
-    """Returns whether the model draws from keys that are not by the seeds of the examples."""
+def _keys_by_seed(problem: Problem, params: Params, batch: Examples) -> list[Shape]:
+    """Returns the shapes of the keys that differ for other seeds of the examples."""
 
     def outputs(params: Params, batch: Examples, seeds: jax.Array) -> jax.Array:
         return problem.outputs(params, batch | {SEED: seeds})
 
     seeds = jax.ShapeDtypeStruct((2, TRACED_BATCH), jnp.int32)
-    one = jax.make_jaxpr(outputs)(params, batch, jax.ShapeDtypeStruct((TRACED_BATCH,), jnp.int32))
     two = jax.make_jaxpr(jax.vmap(outputs, (None, None, 0)))(params, batch, seeds)
-    return [(2, *shape) for shape in _draws(one.jaxpr)] != _draws(two.jaxpr)
+    return [shape[1:] for shape in _draws(two.jaxpr) if shape[:1] == (2,)]
 
 
 def _fit_checks(
-    problem: Problem, examples: Examples, batch: Examples, classes: int
+    problem: Problem,
+    batch: Examples,
+    classes: int,
+    trace: Callable[..., tuple[Tree, list[Shape]]],
+    outputs: Tree,
 ) -> Iterator[Check]:
     """Yields checks, each traced after those before it have passed."""
-    data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
-
-    def trace(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
-        try:
-            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        except Exception as error:
-            why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
-            raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
-        return shapes, (_draws(program.jaxpr), f"{key}: {NO_DRAWS}")
 
     def one_a_example(key: str, shape: jax.ShapeDtypeStruct) -> Check:
         found = str(shape.shape).replace(str(TRACED_BATCH), "B")
         line = f"{key}: must return one number an example, (B,), not {found}"
         return shape.shape != (TRACED_BATCH,), line
 
-    params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
-    outputs, _ = trace("config.model", problem.outputs, params, batch)
-    if _is_adapted(problem):
-        yield _hides_keys(problem, params, batch), f"config.model: {HIDDEN.format(OF_A_PAIR)}"
-        state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
-        variables = params | {STATE: state}
-        _, (draws, _) = trace("config.model, in evaluation", problem.evaluated, variables, batch)
-        yield draws, f"config.model: {HIDDEN.format('In evaluation it must draw none')}"
     is_array = isinstance(outputs, jax.ShapeDtypeStruct)
     yield not is_array, "config.model: the last block must return one array"
     for count in outputs.shape[-1:]:
         line = f"config.model: has {count} outputs, and the data {classes} classes, of which none "
         yield count < classes, f"{line}may be missing"
-    loss, draws = trace("config.loss", problem.losses, outputs, batch)
-    yield draws
+    loss, keys = trace("config.loss", problem.losses, outputs, batch)
+    yield bool(keys), f"config.loss: {NO_DRAWS}"
     yield one_a_example("config.loss", loss)
-    metrics, draws = trace("config.metrics", problem.metrics, outputs, batch)
-    yield draws
+    metrics, keys = trace("config.metrics", problem.metrics, outputs, batch)
+    yield bool(keys), f"config.metrics: {NO_DRAWS}"
     for name, shape in metrics.items():
         yield one_a_example(f"config.metrics, {name!r}", shape)
 

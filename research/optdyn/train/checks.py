@@ -35,10 +35,12 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
         refuse([Join("evaluation.statistics", reads, expected)])
     if not size or config.methods.reduces_itself:
         return
-    given, batch, parts = config.model.norm_examples, config.batch_size, program.workers_of(config)
+    batch, parts = config.batch_size, program.workers_of(config)
     expected = f"must be given, as config.batch_size = {batch} examples do not divide among "
     expected += f"{parts} workers' passes"
-    refuse([Join("model.norm_examples", not given and batch % parts, expected)])
+    refuse(
+        [Join("model.norm_examples", not config.model.norm_examples and batch % parts, expected)]
+    )
     together = batch // program.passes_of(config)
     expected = f"must divide {together}, the examples that are computed together"
     refuse([Join("model.norm_examples", together % size, expected)])

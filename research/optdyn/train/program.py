@@ -123,9 +123,9 @@ def passes_of(config: Config) -> int:
     A simulated worker computes with the others of its group, whose examples are one array.
     """
     methods, real = config.methods, config.parallel
-    alone = methods.mix or methods.reduces_itself or real.api not in ("", "jit")
+    divided = methods.mix or methods.reduces_itself or real.api not in ("", "jit")
     parts = real.accumulation * methods.get("arrivals", 1)
-    return workers_of(config) if alone else parts
+    return workers_of(config) if divided else parts
 
 
 def norm_examples(config: Config, traits: Traits) -> int:

@@ -301,12 +301,12 @@ def nnx(make: Callable[[Any], Any]) -> Adapter:
 
 def _streams(key: jax.Array, keys: Tree) -> Tree:
     """Returns another key, or array of keys, in the place of each of `keys`."""
-
-    def stream(leaf: jax.Array, number: int) -> jax.Array:
-        new = jax.random.fold_in(key, number)
-        return jax.random.split(new, leaf.shape) if leaf.shape else new
-
-    return jax.tree.map(stream, keys, _numbered(keys))
+    leaves, structure = jax.tree.flatten(keys)
+    new = [jax.random.fold_in(key, number) for number in range(len(leaves))]
+    return jax.tree.unflatten(
+        structure,
+        [jax.random.split(k, x.shape) if x.shape else k for k, x in zip(new, leaves, strict=True)],
+    )
 
 
 def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
@@ -318,37 +318,34 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
     """
     import equinox as eqx
 
-    def is_index(leaf: Any) -> bool:
-        return isinstance(leaf, eqx.nn.StateIndex)
-
-    def split(key: jax.Array) -> tuple[Any, Any, Any, Tree]:
-        """Returns parameters, constants, the state, and the numbers of its leaves by name."""
-        made = make(key)
-        module, state = made if isinstance(made, tuple) else eqx.nn.make_with_state(lambda: made)()
-        state = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype), state)  # no weak types
-        numbered = _numbered(state)
-        leaves = jax.tree.leaves_with_path(module, is_leaf=is_index)
-        indices = {".".join(_names(path)): leaf for path, leaf in leaves if is_index(leaf)}
-        named = {name: numbered.get(index) for name, index in indices.items()}
-        return *eqx.partition(module, eqx.is_inexact_array), state, by_name(named)
+    def split(key: jax.Array) -> tuple[Any, Any, Any]:
+        """Returns parameters, constants and the state."""
+        network = make(key)
+        if not isinstance(network, tuple):
+            network = eqx.nn.make_with_state(lambda module: module)(network)
+        module, state = network
+        return *eqx.partition(module, eqx.is_inexact_array), state
 
     @cache
-    def example() -> tuple[Any, Any, Any, Tree]:
+    def example() -> tuple[Any, Any, Any]:
         with jax.ensure_compile_time_eval():  # `apply` may be traced
             params, *rest = split(jax.random.key(0))
         return eqx.filter_eval_shape(lambda: params), *rest
 
+    def listed(state: Any) -> Params:  # typed, as types of Python's numbers would change
+        leaves = enumerate(jax.tree.leaves(state))
+        return {str(number): leaf.astype(leaf.dtype) for number, leaf in leaves}
+
     def build(params: Tree, state: Tree, train: bool) -> tuple[Any, Any]:
-        params_like, constants, state_like, numbers = example()
-        leaves, structure = jax.tree.flatten(state_like)
-        for number, leaf in zip(jax.tree.leaves(numbers), jax.tree.leaves(state), strict=True):
-            leaves[number] = leaf
+        params_like, constants, state_like = example()
+        leaves = [state[str(number)] for number in range(len(state))]
+        carried = jax.tree.unflatten(jax.tree.structure(state_like), leaves)
         module = eqx.combine(like(params_like, params), constants)
-        return eqx.nn.inference_mode(module, not train), jax.tree.unflatten(structure, leaves)
+        return eqx.nn.inference_mode(module, not train), carried
 
     def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        params, _, state, numbers = split(key)
-        return by_name(params), _picked(state, numbers)
+        params, _, state = split(key)
+        return by_name(params), listed(state)
 
     def apply(
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
@@ -359,7 +356,7 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
 
         def one(x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Tree]:
             found = module(x, **more, **({"key": key} if "key" in known else {}))
-            return (found[0], _picked(found[1], example()[-1])) if state else (found, {})
+            return (found[0], listed(found[1])) if state else (found, {})
 
         keys = None if key is None else jax.random.split(key, len(x))
         over = (0, None if key is None else 0)
@@ -371,18 +368,6 @@ def equinox(make: Callable[[jax.Array], Any]) -> Adapter:
         return (module, carried) if state else module
 
     return Adapter(init, apply, restore, debiased=True)
-
-
-def _numbered(tree: Tree) -> Tree:
-    """Returns the tree with the number of each leaf in its place."""
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, range(len(leaves)))
-
-
-def _picked(tree: Tree, numbers: Tree) -> Tree:
-    """Returns the leaves of `tree` in the places of their numbers."""
-    leaves = jax.tree.leaves(tree)
-    return jax.tree.map(lambda number: leaves[number], numbers)
 
 
 def haiku(transformed: Any) -> Adapter:
@@ -397,8 +382,8 @@ def haiku(transformed: Any) -> Adapter:
     has_key = "rng" in inspect.signature(transformed.apply).parameters
 
     def init(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        made = transformed.init(key, x, **mode(True))
-        return made if has_state else (made, {})
+        variables = transformed.init(key, x, **mode(True))
+        return variables if has_state else (variables, {})
 
     def apply(
         params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool

@@ -1,16 +1,14 @@
 """A model is a tuple of (name, block); its parameters are a dict with the same names.
 
-A block is a flax module with parameters only, or a `Block` of the user's, which may have a state
-and draw random numbers (`adapters.py`).
+A block is a network of some library, which may have a state and draw random numbers
+(`adapters.py`); those of this package are flax modules with parameters only.
 
 The last block is the output head. An auxiliary head of another block is the same module with other
 parameters, applied to that block's output.
 """
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache, partial
 from typing import Any
 
 import flax.linen as nn
@@ -27,8 +25,7 @@ from optdyn.problem.models.adapters import Adapter, Block, haiku, linen, pair
 
 KEY = "config.model.name"
 STATE = "state of the model"  # beside the blocks' parameters, where they are evaluated
-Layer = nn.Module | Block
-Blocks = tuple[tuple[str, Layer], ...]
+Blocks = tuple[tuple[str, Block], ...]
 Networks = Sequence[tuple[str, nn.Module | Adapter]]  # of which blocks are made
 # How to give a module {0} of another library.
 FROM_LIBRARY = {
@@ -48,7 +45,8 @@ class Model(Value, section="model", union=True):
 
     norm_examples: int = field(
         0,
-        "Examples that a norm over the batch takes together; 0: those of one worker's gradient.",
+        "Examples that a norm over the batch takes together; 0: those of one worker's gradient, or "
+        "of a whole pass where a norm has no running averages.",
         at_least=0,
     )
 
@@ -141,27 +139,15 @@ def make(model: Model, classes: int, examples: int = 0) -> Blocks:
     last, whose gradient comes first, keep only their inputs for the gradient. On a CPU that saves
     memory only with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false.
     """
-    blocks = model.blocks_for(classes)
-    own, dtype = isinstance(model, OwnModel), getattr(model, "compute_dtype", "float32")
-    made = list[tuple[str, Layer]]()
-    for number, (name, network) in enumerate(blocks):
-        remat = model.remat and number < len(blocks) - 1
-        if own or examples:
-            adapter = network if isinstance(network, Adapter) else linen(network)
-            made.append((name, Block(adapter, number, examples, jnp.dtype(dtype), remat)))
-        else:
-            assert isinstance(network, nn.Module)
-            made.append((name, _with_remat(network) if remat else network))
-    return tuple(made)
+    *trunk, (last, head) = model.blocks_for(classes)
+    dtype = jnp.dtype(getattr(model, "compute_dtype", "float32"))
 
+    def block(number: int, network: nn.Module | Adapter, remat: bool) -> Block:
+        adapter = network if isinstance(network, Adapter) else linen(network)
+        return Block(adapter, number, examples, dtype, remat)
 
-def _with_remat(module: nn.Module) -> nn.Module:
-    fields = (field.name for field in dataclasses.fields(module) if field.init)
-    values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
-    return _rematerialized(type(module))(**values)
-
-
-_rematerialized: Callable[..., Callable[..., nn.Module]] = lru_cache(maxsize=64)(nn.remat)
+    blocks = [(name, block(i, network, model.remat)) for i, (name, network) in enumerate(trunk)]
+    return (*blocks, (last, block(len(trunk), head, False)))
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
@@ -207,10 +193,9 @@ def activations(
 
     `seeds`, (B,) int32, are those of the examples, for blocks that draw random numbers.
     """
-    hs: list[Tree] = [x]
+    hs = [x]
     for name, block in blocks:
-        more = (seeds,) if isinstance(block, Block) else ()
-        hs.append(block.apply({"params": params[name]}, hs[-1], *more))
+        hs.append(block.apply({"params": params[name]}, hs[-1], seeds))
     return hs
 
 
@@ -219,50 +204,36 @@ def train(
 ) -> tuple[jax.Array, Params]:
     """Returns the outputs in training, and the blocks' state after it."""
     after: Params = {}
-    h: Tree = x
     for name, block in blocks:
-        if isinstance(block, Block):
-            h, after[name] = block.train(params[name], state[name], h, seeds)
-        else:
-            h = block.apply({"params": params[name]}, h)
-    return h, after
+        x, after[name] = block.train(params[name], state[name], x, seeds)
+    return x, after
 
 
 def evaluate(blocks: Blocks, params: Params, state: Params, x: jax.Array) -> jax.Array:
     """Returns the outputs in evaluation."""
-    h: Tree = x
     for name, block in blocks:
-        if isinstance(block, Block):
-            h = block.evaluate(params[name], state.get(name, {}), h)
-        else:
-            h = block.apply({"params": params[name]}, h)
-    return h
+        x = block.evaluate(params[name], state.get(name, {}), x)
+    return x
 
 
 def initial_state(blocks: Blocks, key: jax.Array, x: jax.Array) -> Params:
     """Returns the state that blocks start from, drawn as their parameters are."""
     state: Params = {}
-    h: Tree = x
     for number, (name, block) in enumerate(blocks):
         its_key = jax.random.fold_in(key, number)
-        if isinstance(block, Block):
-            state[name] = block.adapter.init(its_key, h)[1]
-        h, _ = block.init_with_output(its_key, h)
+        _, state[name] = block.adapter.init(its_key, x)
+        x, _ = block.init_with_output(its_key, x)
     return state
 
 
 def recompute(blocks: Blocks, params: Params, x: jax.Array, seeds: jax.Array) -> Params:
-    """Returns the averages of batch norms over k batches, (k, n, ...), one after the other block.
+    """Returns the averages of batch norms over k batches, (k, n, ...), one block after the other.
 
     `seeds`, (k,), are those of the batches.
     """
-    h: Tree = x
     state: Params = {}
     for name, block in blocks:
-        if isinstance(block, Block):
-            h, state[name] = block.recompute(params[name], h, seeds)
-        else:
-            h = jax.vmap(partial(block.apply, {"params": params[name]}))(h)
+        x, state[name] = block.recompute(params[name], x, seeds)
     return state
 
 
@@ -270,9 +241,6 @@ def restore(blocks: Blocks, variables: Params) -> Any:
     """Returns the network of these parameters as its library has it; of several blocks a dict."""
     state = variables.get(STATE, {})
     found = {
-        name: block.adapter.restore(variables[name], state.get(name, {}))
-        if isinstance(block, Block)
-        else {"params": variables[name]}
-        for name, block in blocks
+        name: block.adapter.restore(variables[name], state.get(name, {})) for name, block in blocks
     }
     return found["model"] if list(found) == ["model"] else found
