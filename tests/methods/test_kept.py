@@ -311,31 +311,20 @@ def test_with_the_same_examples_together_methods_minimize_the_same_function():
     assert max(jax.tree.leaves(gaps)) > 1e-2
 
 
-def layers(x, drop=lambda x: x):
-    """A norm over the batch without running averages."""
-    norm = nn.GroupNorm(None, group_size=1, reduction_axes=(0, 1))
-    return nn.Dense(nets.CLASSES)(drop(nn.relu(norm(nn.Dense(8)(x)))))
+def layers(more):
+    norm = nn.GroupNorm(None, group_size=1, reduction_axes=(0, 1))  # without running averages
+    return [nn.Dense(8), norm, nn.relu, more, nn.Dense(nets.CLASSES)]
 
 
-class Plain(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return layers(x)
-
-
-class WithMode(nn.Module):
-    rate: float | None = None
-
-    @nn.compact
+class WithMode(nn.Sequential):
     def __call__(self, x, deterministic):
-        return (
-            layers(x) if self.rate is None else layers(x, nn.Dropout(self.rate, (), deterministic))
-        )
+        return super().__call__(x)
 
 
 @pytest.mark.parametrize("name", ["sync", "asynchronous", "diloco"])
 def test_without_draws_and_state_floats_are_those_of_the_module_without_a_mode(name):
-    modules = Plain(), WithMode(), WithMode(0.0)
+    nothing = nn.Dropout(0.0, deterministic=False)
+    modules = nn.Sequential(layers(nn.relu)), WithMode(layers(nn.relu)), WithMode(layers(nothing))
     first, *others = (battery(name).with_(model=net).train().params for net in modules)
     for params in others:
         assert_same(params, first)
@@ -400,29 +389,15 @@ def test_the_module_itself_has_the_logged_loss_and_accuracy(tmp_path, net, stati
 # Refusals.
 
 
-class Spectral(nn.Module):
-    @nn.compact
-    def __call__(self, x, train):
-        return nn.SpectralNorm(nn.Dense(nets.CLASSES))(x, update_stats=train)
-
-
-class Hidden(nnx.Module):
-    """With a stream of random numbers of its own."""
-
-    def __init__(self, rngs):
-        self.dense = nnx.Linear(nets.INPUTS, nets.CLASSES, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dense(self.dropout(x))
-
-
-MODULE = Hidden(nnx.Rngs(0))
-GRAPH, _, REST = nnx.split(MODULE, nnx.Param, ...)
+MODULE = nnx.Sequential(  # with a stream of random numbers of its own
+    nnx.Linear(nets.INPUTS, nets.CLASSES, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+)
+GRAPH, PARAMS, REST = nnx.split(MODULE, nnx.Param, ...)
+SPECTRAL = nn.SpectralNorm(nn.Dense(nets.CLASSES))
 
 
 def start(key, x):
-    return nnx.to_pure_dict(nnx.state(Hidden(nnx.Rngs(key)), nnx.Param))
+    return nnx.to_pure_dict(PARAMS)
 
 
 def cloned(params, x, train):
@@ -432,21 +407,17 @@ def cloned(params, x, train):
     return net(x)
 
 
-def merged(params, x):
-    return nnx.merge(GRAPH, params, REST)(x)
-
-
 def always(params, x, key, train):
     key = key if train else jax.random.key(0)
-    return (x * jax.random.bernoulli(key, 0.5, x.shape)) @ params["dense"]["kernel"]
+    return cloned(params, x * jax.random.bernoulli(key, 0.5, x.shape), False)
 
 
 REFUSED = {
     "with the key that it is given, in training; of a key of its own all updates would have the "
     "same. Of a pair": {"model": (start, cloned)},
-    "config.model: cannot be used": {"model": (start, merged)},
+    "cannot be used": {"model": (start, lambda params, x: nnx.merge(GRAPH, params, REST)(x))},
     "In evaluation it must draw none": {"model": (start, always)},
-    "= 'recomputed': must be 'carried': in training this model reads": {"model": Spectral()},
+    "= 'recomputed': must be 'carried': in training this model reads": {"model": SPECTRAL},
     "model.norm_examples = 7: must divide 48": {"model.norm_examples": 7},
     "model.norm_examples = 24: must divide 12": {"parallel.accumulation": 4}
     | {"model.norm_examples": 24},
@@ -460,6 +431,6 @@ def test_models_that_would_be_trained_wrongly_are_refused_in_a_line(words):
 
 
 def test_what_reads_its_state_is_trained_where_it_is_carried():
-    first, *_, end = chosen(CARRIED).with_(model=Spectral()).train().log["train_loss"]
-    assert end < 0.8 * first
-    assert "needs config.evaluation.average" in refusal(chosen().train().restore, True)
+    trained = chosen(CARRIED).with_(model=SPECTRAL).train()
+    assert trained.log["train_loss"].iloc[-1] < 0.8 * trained.log["train_loss"].iloc[0]
+    assert "needs config.evaluation.average" in refusal(trained.restore, True)
