@@ -66,10 +66,12 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", *DISTURBANCES)
 
     def gradient(self, problem: Problem) -> Gradient:
-        return weighted_gradient(problem.each_loss, self.micro_batch, self.weights)
+        return weighted_gradient(
+            problem.each_loss, self.micro_batch, self.weights, _normalizes(problem)
+        )
 
     def worker_part(self, problem: Problem) -> Part:
-        return part(problem.each_loss, self.micro_batch)
+        return part(problem.each_loss, self.micro_batch, _normalizes(problem))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         setup, cluster = inputs.setup, inputs.setup.cluster
@@ -131,9 +133,15 @@ def _recorded_shares(trace: RecordedTrace, shape: tuple[int, ...], batch_size: i
     return Shares(recorded, work)
 
 
-def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
+def _normalizes(problem: Problem) -> bool:
+    return any(block.examples for _, block in problem.blocks)
+
+
+def weighted_gradient(
+    losses: Losses, micro_batch: int, weights: str = "share", normalizes: bool = False
+) -> Gradient:
     """Returns the gradient of a device on the axis `data`, the same on all devices."""
-    worker_part = part(losses, micro_batch)
+    worker_part = part(losses, micro_batch, normalizes)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         worker = lax.axis_index("data")
@@ -151,11 +159,12 @@ def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") 
     return gradient
 
 
-def part(losses: Losses, micro_batch: int) -> Part:
+def part(losses: Losses, micro_batch: int, normalizes: bool = False) -> Part:
     """Returns `(params, event, batch, worker) ->` sum of the worker's losses, and its gradient.
 
     The first `shares[worker]` examples of `batch` count. The worker computes each micro-batch
-    `work[worker]` times, to be slow for real; one of them counts. The sum is float32.
+    `work[worker]` times, to be slow for real; one of them counts. The sum is float32. Where a model
+    `normalizes` over a micro-batch, one that would reach beyond the share begins earlier, too.
     """
 
     def sums(
@@ -174,7 +183,8 @@ def part(losses: Losses, micro_batch: int) -> Part:
             turn, value, grads = carry
             # A slice that would reach beyond the batch begins earlier; the mask drops the examples
             # that it repeats, and those beyond the worker's share.
-            at = jnp.minimum(begin(turn), count - size)
+            last = jnp.maximum(share, size) if normalizes else count
+            at = jnp.minimum(begin(turn), last - size)
             index = at + jnp.arange(size)
             is_own = (begin(turn) <= index) & (index < share) & (turn % work == 0)
             slices = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
