@@ -16,7 +16,7 @@ from flax import nnx
 
 import optdyn as od
 from optdyn.base import seeds
-from optdyn.clock.timeline import Meeting
+from optdyn.clock.timeline import Meeting, Shares, plan_of
 from optdyn.core import Event, Rule
 from optdyn.methods import kept
 from optdyn.problem.models.adapters import from_moments, moments
@@ -309,6 +309,21 @@ def test_with_the_same_examples_together_methods_minimize_the_same_function():
     assert_same(small, same)
     gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), small, large)
     assert max(jax.tree.leaves(gaps)) > 1e-2
+
+
+def test_a_norm_over_a_micro_batch_is_of_the_workers_own_examples():
+    """Not of copies that fill up the longest share: its last micro-batch begins earlier."""
+    speeds = {"method.name": "dynamic_batch", "cluster.speeds": (1.0, 2.0, 3.0, 4.0), "steps": 20}
+    _, hook = watched(chosen(FOUR, STILL, speeds))
+    run, problem = hook.run, hook.run.program.problem
+    shares, total = np.asarray(plan_of(run.timeline, Shares).shares)[19], 0.0
+    for share, rows in zip(shares, np.split(batches_of(run)(19, 20)[0], 4), strict=True):
+        for begin in range(0, share, 8):
+            at = max(min(begin, share - 8), 0)
+            batch = problem.batch(run.data.train, jnp.asarray(rows[at : at + 8]))
+            total += problem.each_loss(run.params, batch)[begin - at : share - at].sum()
+    assert hook.losses[19] == pytest.approx(float(total) / 48, rel=1e-5)  # float32
+    assert set(shares % 8) != {0}
 
 
 def layers(more):
