@@ -277,7 +277,7 @@ class Trained:
 
         These are the variables of a linen module, a module of nnx, and so on; of several blocks a
         dict of them. `average`: of `config.evaluation.average`. Raises `ConfigError` for a run that
-        has diverged or has no average.
+        has no parameters, as it has diverged, or no average.
         """
         prefix = f"{self.experiment.evaluation.average}_" if average else ""
         refuse(

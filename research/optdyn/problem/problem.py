@@ -173,6 +173,7 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
             why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
+            why += "; od.from_nnx takes a module with dropout" * ("RngCount" in why)
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
         return shapes, _draws(program.jaxpr)
 

@@ -128,6 +128,9 @@ def prepare(
     state = batches = None
     if program.keeping_of(config, traits).carries:
         state = program.initial_state(config, data.classes, key, one)
+        expected = "must be '' with a state that is carried, which is no parameter of another run; "
+        expected += "config.evaluation.statistics = 'recomputed' makes it anew"
+        refuse_first(config, [Join("init_from", config.init_from and not resumed, expected)])
     elif traits.state:
         batches = fixed_batches(config, data, program.norm_examples(config, traits))
     start = params if state is None else params | {STATE: state}
