@@ -179,10 +179,10 @@ def norms() -> list[dict[str, Any]]:
         ("every 8", 16): H,
         ("every 8", 4): H,
     }
-    for (averaged, size), values in cells.items():
+    for (workers, size), values in cells.items():
         cell = one.with_(values | {"model.norm_examples": size})
-        for run in od.compare({averaged: cell}, seeds=SEEDS).runs[averaged]:
-            about = {"averaged": averaged, "norm": size, "seed": run.experiment.seed}
+        for run in od.compare({workers: cell}, seeds=SEEDS).runs[workers]:
+            about = {"workers": workers, "norm": size, "seed": run.experiment.seed}
             rows.append(about | accuracies(run))
             print(rows[-1], flush=True)
     return rows
@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--norms", action="store_true")
     asked = options.parse_args(argv)
     cells: tuple[Callable[[], list[dict[str, Any]]], list[str]]
-    cells = (norms, ["averaged", "norm"]) if asked.norms else (evaluations, ["network", "method"])
+    cells = (norms, ["workers", "norm"]) if asked.norms else (evaluations, ["network", "method"])
     rows = pd.DataFrame(cells[0]())
     columns = ["carried", "recomputed", "averaged", "mixed", "train_loss"]
     table = rows.groupby(cells[1], sort=False)[columns].agg(spread).reset_index()
