@@ -36,9 +36,10 @@ def main() -> None:
     table = table[table["network"] == "residual net"]
     draw(one, table["method"], table)
     one.set(ylabel="test accuracy, %", title="methods, norms over 16 examples")
-    one.legend(fontsize=8)
     table = rows("batch_norm_cpu_norms")
-    draw(other, table["workers"] + "\nnorm " + table["norm"].astype(str), table)
+    cells = table["workers"].str.replace(", ", ",\n") + "\nnorm " + table["norm"].astype(str)
+    draw(other, cells, table)
+    other.legend(fontsize=8)
     other.set(title="how often workers average, and the size of a norm")
     figure.savefig(HERE / "pictures" / "batch-norm.svg", metadata={"Date": None})
 
