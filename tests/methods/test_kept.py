@@ -18,6 +18,8 @@ import optdyn as od
 from optdyn.base import seeds
 from optdyn.clock.timeline import Meeting, Shares, plan_of
 from optdyn.core import Event, Rule
+from optdyn.evidence import arms
+from optdyn.evidence.trial import trial
 from optdyn.methods import kept
 from optdyn.problem.models.adapters import from_moments, moments
 from optdyn.problem.problem import STATE
@@ -449,3 +451,26 @@ def test_what_reads_its_state_is_trained_where_it_is_carried():
     trained = chosen(CARRIED).with_(model=SPECTRAL).train()
     assert trained.log["train_loss"].iloc[-1] < 0.8 * trained.log["train_loss"].iloc[0]
     assert "needs config.evaluation.average" in refusal(trained.restore, True)
+
+
+def test_a_trial_is_judged_by_the_average_whose_decay_an_arm_may_tune():
+    config = chosen(DILOCO, {"evaluation.average": "ema", "steps": 20, "log_every": 20})
+    arm = arms.Arm(config, {"evaluation.decay": arms.momenta}, {"evaluation.decay": 0})
+    point = arms.point(arm, (arms.rung(arms.momenta, 0.8),))
+    curve = trial(config.with_(point))
+    last = od.Experiment().with_(config.with_(point).to_dict()).train().log.iloc[-1]
+    assert point["evaluation.decay"] == pytest.approx(0.8, abs=0.1) and last["step"] == 20
+    assert curve.losses[-1] == pytest.approx(last["ema_train_loss"], rel=1e-6)
+    assert curve.test["accuracy"] == last["ema_test_accuracy"]
+    assert last["ema_train_loss"] != pytest.approx(last["train_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tests.own.nets:make", "tests.own.nets:Net"])
+def test_a_network_computes_in_bfloat16_and_keeps_float32(name):
+    half, whole = (
+        watched(chosen({"model.name": name, "model.compute_dtype": dtype}, CARRIED))[0]
+        for dtype in ("bfloat16", "float32")
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(half.variables)} == {np.dtype("float32")}
+    losses = [run.log["train_loss"].iloc[-1] for run in (half, whole)]
+    assert 0 < abs(losses[0] / losses[1] - 1) < 0.02  # bfloat16 rounds 0.4 % of an activation
