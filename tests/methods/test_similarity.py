@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from optdyn.methods.local import POSITIONS, RIDGE, cosines, linear_probe, ridge
 from optdyn.problem import problem
 from optdyn.problem.models import MLP
+from optdyn.problem.models.adapters import Block, linen
 from optdyn.problem.problem import Problem
 from tests.methods.reference import whole as backpropagation
 
@@ -149,7 +150,8 @@ class Sums(nn.Module):
 @partial(jax.jit, static_argnums=0)
 def probe(classes, train, test):
     """Accuracy of a probe of the given `features`."""
-    blocks = (("one", Identity()), ("head", Sums(classes)))
+    networks = {"one": Identity(), "head": Sums(classes)}
+    blocks = tuple((name, Block(linen(net), i)) for i, (name, net) in enumerate(networks.items()))
     made = Problem(blocks, lambda batch: batch["features"], lambda *_: jnp.zeros(()), {})
     (value,) = linear_probe(made)({"one": {}, "head": {}}, train, test).values()
     return value

@@ -105,7 +105,7 @@ def test_nodes_that_train_by_themselves_have_bases_of_their_own():
         if t == 2:
             nodes = [((nodes[0][0] + nodes[1][0]) / 2, state_of_node) for _, state_of_node in nodes]
     mean = (nodes[0][0] + nodes[1][0]) / 2  # all meet after the last update
-    found = state.node_params["model"]["tree"]["w"]
+    found = state.node_params["model"]["w"]
     np.testing.assert_allclose(found, np.stack([mean, mean]), rtol=0, atol=1e-5)
     left = state.state.inner.opt_state.bases[0].left
     assert np.abs(left[0] - left[1]).max() > 0.1
