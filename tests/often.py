@@ -140,15 +140,23 @@ OFTEN = {
         "overlapping",
     ),
     "methods/test_kept.py::test_a_norm_and_dropout_are_trained_and_averages_are_none_of_training": (
-        "sync]",
         "asynchronous]",
         "elastic]",
-        "buffered]",
-        "diloco]",
         "demo]",
         "dynamic_batch",
         "stale_pipeline",
         "local]",
+    ),
+    "methods/test_kept.py::test_averages_are_those_of_the_trajectory_with_norms_of_their_own": (
+        "sync-lawa",
+        "diloco-ema",
+    ),
+    "methods/test_kept.py::test_the_module_itself_has_the_logged_loss_and_accuracy": (
+        "Net-recomputed",
+        "make-carried",
+    ),
+    "methods/test_kept.py::test_rate_0_and_no_averages_are_the_floats_of_a_plain_module": (
+        "diloco",
     ),
     "methods/test_messages.py::test_the_clock_counts_the_bytes_of_two_nodes": (
         "demo",

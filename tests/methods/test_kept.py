@@ -339,7 +339,7 @@ class WithMode(nn.Sequential):
 
 
 @pytest.mark.parametrize("name", ["sync", "asynchronous", "diloco"])
-def test_without_draws_and_state_floats_are_those_of_the_module_without_a_mode(name):
+def test_rate_0_and_no_averages_are_the_floats_of_a_plain_module(name):
     nothing = nn.Dropout(0.0, deterministic=False)
     modules = nn.Sequential(layers(nn.relu)), WithMode(layers(nn.relu)), WithMode(layers(nothing))
     first, *others = (battery(name).with_(model=net).train().params for net in modules)
@@ -465,10 +465,9 @@ def test_a_trial_is_judged_by_the_average_whose_decay_an_arm_may_tune():
     assert last["ema_train_loss"] != pytest.approx(last["train_loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["tests.own.nets:make", "tests.own.nets:Net"])
-def test_a_network_computes_in_bfloat16_and_keeps_float32(name):
+def test_a_network_computes_in_bfloat16_and_keeps_float32():
     half, whole = (
-        watched(chosen({"model.name": name, "model.compute_dtype": dtype}, CARRIED))[0]
+        watched(chosen({"model.compute_dtype": dtype}, CARRIED))[0]
         for dtype in ("bfloat16", "float32")
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(half.variables)} == {np.dtype("float32")}

@@ -6,9 +6,7 @@ from configs.custom import student
 from tests.blocks import ROOT
 
 
-@pytest.mark.parametrize(
-    "names", [("sync", "DiLoCo"), pytest.param((), marks=pytest.mark.slow, id="all")]
-)
+@pytest.mark.parametrize("names", [("DiLoCo",), pytest.param((), marks=pytest.mark.slow, id="all")])
 def test_methods_train_her_network_and_give_it_back_with_the_accuracy_of_the_log(names):
     runs, test = student.main(steps=20, seeds=1, names=names), student.images()["test"]
     assert list(runs) == list(names or ("sync", "asynchronous", "DiLoCo", "DASO", "gossip"))
