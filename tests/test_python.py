@@ -30,6 +30,7 @@ from optdyn.implicit_momentum.moments import FEWEST
 from optdyn.methods.setup import SHORTEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
+from tests.own import nets
 from tests.own_flags import called
 from tests.train.runs import refusal
 
@@ -304,10 +305,11 @@ def test_arrays_are_those_of_when_the_experiment_was_made():
     assert after.train().summary["parameters_crc32"] != first.summary["parameters_crc32"]
 
 
-def test_a_pickle_of_an_experiment_has_its_arrays(monkeypatch):
+def test_a_pickle_of_an_experiment_has_its_arrays_and_functions(monkeypatch):
     x = np.random.default_rng(0).normal(size=(20, 3))
     given = {"x": x, "label": (x[:, 0] > 0).astype(int)}
-    made = optdyn.Experiment(model=optdyn.MLP(hidden=()), data=given, batch_size=4, steps=4)
+    pair = nets.start, nets.outputs
+    made = optdyn.Experiment(model=pair, data=given, batch_size=4, steps=4)
     kept, wanted = pickle.dumps(made), made.train().summary["parameters_crc32"]
     assert pickle.loads(kept) == made  # by the same name, as its numbers are the same
     monkeypatch.delattr(in_memory, made.data.name.rpartition(":")[2])  # as in another process

@@ -233,22 +233,35 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Adapter:
     apply(params, x) -> y                   its `key` is None in evaluation, `train` a bool
     apply(params, state, x) -> y, state
     """
-    known = inspect.signature(apply).parameters
-    has_state = "state" in known
+    two = _Pair(init, apply)
+    return Adapter(two.start, two.call, two.restore)
 
-    def start(key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
-        return init(key, x) if has_state else (init(key, x), {})
+
+@dataclass(frozen=True)
+class _Pair:
+    """Functions of a pair; its methods are pickled with it, where the functions can be."""
+
+    init: Callable[..., Any]
+    apply: Callable[..., Any]
+
+    @property
+    def known(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.apply).parameters
+
+    def start(self, key: jax.Array, x: jax.Array) -> tuple[Tree, Tree]:
+        return self.init(key, x) if "state" in self.known else (self.init(key, x), {})
 
     def call(
-        params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
+        self, params: Tree, state: Tree, x: jax.Array, key: jax.Array | None, train: bool
     ) -> tuple[jax.Array, Tree]:
-        more = mode_of(apply, train) | ({"key": key} if "key" in known else {})
-        if not has_state:
-            return apply(params, x, **more), state
-        y, after = apply(params, state, x, **more)
+        more = mode_of(self.apply, train) | ({"key": key} if "key" in self.known else {})
+        if "state" not in self.known:
+            return self.apply(params, x, **more), state
+        y, after = self.apply(params, state, x, **more)
         return y, after if train else state
 
-    return Adapter(start, call, lambda params, state: (params, state) if has_state else params)
+    def restore(self, params: Tree, state: Tree) -> Any:
+        return (params, state) if "state" in self.known else params
 
 
 def nnx(make: Callable[[Any], Any]) -> Adapter:
