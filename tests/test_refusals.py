@@ -535,6 +535,7 @@ OF_STATE = {  # of a model with batch norms, or if the line says so only with dr
         "parallel.api=overlap": "evaluation.statistics: must be 'recomputed' with config.parallel",
         "cluster.service.name=race": "evaluation.statistics: must be 'recomputed' in a race, whose",
         "method.name=local": "evaluation.statistics: must be 'recomputed' with config.method.name",
+        "init_from=elsewhere": "init_from: must be '' with a state that is carried, which is no",
     },
     "log_every=1": {
         "replicas.count=3": "replicas.count: must be 0, as the objective of a model with batch",

@@ -382,6 +382,9 @@ def state_joins(config: Config, state: bool, draws: bool) -> Iterator[Join]:
     key, methods, name = "evaluation.statistics", config.methods, config.methods.name
     if state and config.evaluation.statistics != "recomputed":
         yield from _kept(config, key, "'recomputed'")
+        expected = "must be '' with a state that is carried, which is no parameter of another run; "
+        expected += "config.evaluation.statistics = 'recomputed' makes it anew"
+        yield Join("init_from", config.init_from, expected)
         expected = "must be 'recomputed' in a race, whose workers do not know the newest state"
         yield Join(key, config.cluster.service.name == "race", expected)
         expected = f"must be 'recomputed' with config.method.name = {name!r}, which takes the "

@@ -63,8 +63,8 @@ def trial(
     The first log point is `first`. A trial also ends when more than `most` of the clock have
     passed, 'updates' or simulated 'seconds'. With `config.evaluation.average` the loss is that of
     the average. With `config.probes.mean` it is that of the nodes' mean, and the seconds `met`
-    include the `meeting` that computes it. Raises what
-    `trainer.prepare` raises, and `ConfigError` for a config of real devices.
+    include the `meeting` that computes it. Raises what `trainer.prepare` raises, and `ConfigError`
+    for a config of real devices.
     """
     on_host = config.methods.get("snapshots", "") == "host"
     api, expected = config.parallel.api, "must be '' in a trial, on one device"

@@ -56,9 +56,7 @@ def compose(
     device's batch, one after the other. With `meter` its step takes a pair of batches. In a `race`
     the batch of an update may be the `Message` of a worker. `keeping` is what it keeps besides.
     """
-    gradient, update = pieces(methods, problem, optimizer, accumulation)
-    if keeping.carries:
-        gradient = carrying_gradient(problem, accumulation)
+    gradient, update = pieces(methods, problem, optimizer, accumulation, keeping.carries)
     servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
         gradient = core.averaged_gradient(gradient, axis, real)
@@ -100,8 +98,11 @@ def pieces(
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     accumulation: int = 1,
+    carries: bool = False,
 ) -> tuple[Gradient, Update]:
-    if methods.gradient:
+    if carries:
+        gradient = carrying_gradient(problem, accumulation)
+    elif methods.gradient:
         gradient = methods.gradient.gradient(problem)
     else:
         gradient = core.full_gradient(problem.loss, accumulation)

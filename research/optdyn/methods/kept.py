@@ -31,7 +31,7 @@ from optdyn.clock.timeline import AllReduceStep, Meeting
 from optdyn.core import Batch, Event, Gradient, Info, LoggedState, Rule
 from optdyn.methods.method import MethodStack
 from optdyn.methods.workers import put, row, table
-from optdyn.problem.models.adapters import from_moments, moments
+from optdyn.problem.models.adapters import from_moments, mean_of_rows, moments
 from optdyn.problem.problem import STATE, Problem
 
 
@@ -220,5 +220,4 @@ def carried_in(state: Tree, methods: MethodStack) -> Params | None:
     carried = model_state(state)
     if carried is None or not (methods.read and methods.read.has_worker_params):
         return carried
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), moments(carried))
-    return from_moments(means, jax.tree.map(lambda leaf: leaf[0], carried))
+    return mean_of_rows(carried)

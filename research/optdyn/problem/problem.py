@@ -82,11 +82,15 @@ class Problem(NamedTuple):
 
     def init(self, key: jax.Array, examples: Examples) -> Params:
         """Returns the parameters of all blocks and auxiliary heads, float32."""
-        return base.init(self.blocks, key, self.input(examples), self.heads)
+        return self.start(key, examples)[0]
 
     def initial_state(self, key: jax.Array, examples: Examples) -> Params:
         """Returns the blocks' state that goes with `init`."""
-        return base.initial_state(self.blocks, key, self.input(examples))
+        return self.start(key, examples)[1]
+
+    def start(self, key: jax.Array, examples: Examples) -> tuple[Params, Params]:
+        """Returns what `init` and `initial_state` return."""
+        return base.start(self.blocks, key, self.input(examples), self.heads)
 
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
         """Returns the outputs in training."""
@@ -177,9 +181,8 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
         return shapes, _draws(program.jaxpr)
 
-    params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
+    (params, state), _ = trace("config.model", problem.start, jax.random.key(0), batch)
     outputs, keys = trace("config.model", problem.outputs, params, batch)
-    state, _ = trace("config.model", problem.initial_state, jax.random.key(0), batch)
     traits = Traits(bool(jax.tree.leaves(state)), bool(keys))
     ConfigError.refuse(_fit_checks(problem, batch, classes, trace, outputs))
     if traits.draws:

@@ -5,7 +5,6 @@ answer, the gradient of its blocks.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -165,8 +164,14 @@ def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int
     parts = arrivals_per_update(run)
 
     def batches(start: int, stop: int) -> np.ndarray:
-        drawn = partial(problem.batches, run.config, run.examples, draws=run.traits.draws)
-        return drawn(start, stop, independent=independent)
+        return problem.batches(
+            run.config,
+            run.examples,
+            start,
+            stop,
+            independent=independent,
+            draws=run.traits.draws,
+        )
 
     def batch(number: int) -> np.ndarray:
         first = number - number % AHEAD

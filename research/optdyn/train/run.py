@@ -75,8 +75,10 @@ class Run(NamedTuple):
 
     def evaluated(self, state: State) -> dict[str, Params]:
         """Returns the variables that are evaluated, by the prefix of their names in the log."""
-        node, kind = getattr(state, "first", state), self.config.evaluation.average
-        found = {"": state.params}
+        kind, found = self.config.evaluation.average, {"": state.params}
+        if not kind and self.state is None:
+            return {"": self.variables(state.params)}
+        node = getattr(state, "first", state)
         if isinstance(node, Averaging):
             found[f"{kind}_"] = average_of(node, kind) if int(node.updates) else state.params
         carried = carried_in(node, self.config.methods)
@@ -128,14 +130,9 @@ def prepare(
     state = batches = None
     if program.keeping_of(config, traits).carries:
         state = program.initial_state(config, data.classes, key, one)
-        expected = "must be '' with a state that is carried, which is no parameter of another run; "
-        expected += "config.evaluation.statistics = 'recomputed' makes it anew"
-        refuse_first(config, [Join("init_from", config.init_from and not resumed, expected)])
     elif traits.state:
         batches = fixed_batches(config, data, program.norm_examples(config, traits))
-    start = params if state is None else params | {STATE: state}
-    memory_checks.check_state(config, compiled.rule, start, line.slots)
-    return Run(
+    run = Run(
         config,
         data,
         epoch,
@@ -145,14 +142,16 @@ def prepare(
         params,
         report,
         program.hypers(config),
-        padded_share_of(line),
-        origin,
-        shards,
-        lookup.fingerprint(config),
-        traits,
-        state,
-        batches,
+        padded_share=padded_share_of(line),
+        origin=origin,
+        shards=shards,
+        code=lookup.fingerprint(config),
+        traits=traits,
+        state=state,
+        norm_batches=batches,
     )
+    memory_checks.check_state(config, compiled.rule, run.start, line.slots)
+    return run
 
 
 def fixed_batches(config: Config, data: Dataset, size: int) -> Examples:

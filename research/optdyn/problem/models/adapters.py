@@ -32,6 +32,7 @@ Init = Callable[[jax.Array, jax.Array], tuple[Tree, Tree]]
 Apply = Callable[..., tuple[jax.Array, Tree]]
 
 TRAINS = ("train", "training", "is_training", "update_stats")  # arguments that are True in training
+SOWN = ("intermediates", "perturbations", "losses", "metrics")  # collections of what is looked at
 RESTS = ("deterministic", "use_running_average", "inference")  # arguments that are False then
 
 
@@ -62,10 +63,6 @@ class Block:
     def init(self, key: jax.Array, x: jax.Array) -> dict[str, Params]:
         return {"params": self.adapter.init(key, x)[0]}
 
-    def init_with_output(self, key: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, Params]]:
-        variables = self.init(key, x)
-        return self.apply(variables, x), variables
-
     def apply(
         self, variables: Mapping[str, Params], x: jax.Array, seeds: Array | None = None
     ) -> jax.Array:
@@ -91,7 +88,7 @@ class Block:
             return one(params, x, seeds[0])
         rows = x.reshape(-1, size, *x.shape[1:])
         y, states = jax.vmap(one, (None, 0, 0))(params, rows, seeds[::size])
-        return y.reshape(-1, *y.shape[2:]), _mean(states)
+        return y.reshape(-1, *y.shape[2:]), mean_of_rows(states)
 
     def evaluate(self, params: Params, state: Tree, x: jax.Array) -> jax.Array:
         return self._apply(params, state, x, None, False)[0]
@@ -117,7 +114,7 @@ class Block:
             state, y = jax.lax.scan(step, blank, (x, seeds))
             return y, state
         y, states = jax.vmap(of_batch)(x, seeds)
-        return y, _mean(states)
+        return y, mean_of_rows(states)
 
     def key(self, seed: Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), self.number)
@@ -137,8 +134,8 @@ class Block:
         return y, jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
 
 
-def _mean(states: Tree) -> Tree:
-    """Returns the mean of rows of states."""
+def mean_of_rows(states: Tree) -> Tree:
+    """Returns the mean of several owners' or batches' states, leaves (n, ...)."""
     means = jax.tree.map(lambda leaf: leaf.mean(axis=0), moments(states))
     return from_moments(means, jax.tree.map(lambda leaf: leaf[0], states))
 
@@ -223,15 +220,13 @@ def linen(module: nn.Module) -> Adapter:
     return Adapter(init, apply, lambda params, state: {"params": params, **state})
 
 
-SOWN = ("intermediates", "perturbations", "losses", "metrics")  # collections of what is looked at
-
-
 def pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Adapter:
     """Returns the adapter of two functions, by the names of the arguments of the second.
 
-    init(key, x) -> params                  or params, state       if `apply` has a `state`
-    apply(params, x) -> y                   its `key` is None in evaluation, `train` a bool
-    apply(params, state, x) -> y, state
+        init(key, x) -> params                  or params, state       if `apply` has a `state`
+        apply(params, x) -> y                   or y, state, of apply(params, state, x)
+
+    `apply` may also take a `key`, which is None in evaluation, and `train`, a bool.
     """
     two = _Pair(init, apply)
     return Adapter(two.start, two.call, two.restore)

@@ -7,7 +7,7 @@ The last block is the output head. An auxiliary head of another block is the sam
 parameters, applied to that block's output.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from optdyn.base.errors import ConfigError, short_repr
 from optdyn.base.fields import ConstantFunction, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
-from optdyn.base.trees import Array, Params, Tree
+from optdyn.base.trees import Array, Params
 from optdyn.problem.models.adapters import Adapter, Block, haiku, linen, pair
 
 KEY = "config.model.name"
@@ -154,28 +154,30 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
     """Returns the parameters of all blocks, for an input like `x`, and of auxiliary heads.
 
     No parameter depends on which heads there are. Raises `ValueError` for heads of anything but
-    blocks before the last, and for variables that are no float32 parameters.
+    blocks before the last, and for parameters that are not float32.
     """
+    return start(blocks, key, x, heads)[0]
+
+
+def start(
+    blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()
+) -> tuple[Params, Params]:
+    """Returns the parameters of `init`, and the state that blocks start from."""
     trunk, (_, last) = [name for name, _ in blocks[:-1]], blocks[-1]
     if unknown := sorted(set(heads) - set(trunk)):
         among = ", ".join(trunk) or "none"
         raise ValueError(f"auxiliary head of {unknown[0]!r}: blocks before the last are {among}")
-    params = {}
-    y: jax.Array = x
-    for index, (name, module) in enumerate(blocks):
-        y, variables = module.init_with_output(jax.random.fold_in(key, index), y)
-        params[name] = _parameters(name, variables)
+    params: Params = {}
+    state: Params = {}
+    for index, (name, block) in enumerate(blocks):
+        params[name], state[name] = block.adapter.init(jax.random.fold_in(key, index), x)
+        if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params[name])} - {"float32"}:
+            raise ValueError(f"block {name!r} has parameters of {min(strange)}: must be float32")
+        x = block.apply({"params": params[name]}, x)
         if name in heads:
             head_key = jax.random.fold_in(key, len(blocks) + index)
-            params[head_of(name)] = last.init(head_key, y).get("params", {})
-    return params
-
-
-def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
-    params = variables.get("params", {})
-    if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params)} - {"float32"}:
-        raise ValueError(f"block {name!r} has parameters of {min(strange)}: must be float32")
-    return params
+            params[head_of(name)] = last.init(head_key, x)["params"]
+    return params, state
 
 
 def head_of(block: str) -> str:
@@ -214,16 +216,6 @@ def evaluate(blocks: Blocks, params: Params, state: Params, x: jax.Array) -> jax
     for name, block in blocks:
         x = block.evaluate(params[name], state.get(name, {}), x)
     return x
-
-
-def initial_state(blocks: Blocks, key: jax.Array, x: jax.Array) -> Params:
-    """Returns the state that blocks start from, drawn as their parameters are."""
-    state: Params = {}
-    for number, (name, block) in enumerate(blocks):
-        its_key = jax.random.fold_in(key, number)
-        _, state[name] = block.adapter.init(its_key, x)
-        x, _ = block.init_with_output(its_key, x)
-    return state
 
 
 def recompute(blocks: Blocks, params: Params, x: jax.Array, seeds: jax.Array) -> Params:
