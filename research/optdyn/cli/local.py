@@ -10,6 +10,7 @@ the first process that failed (128 + the signal's number, if a signal ended it).
 
 import contextlib
 import ctypes
+import math
 import os
 import queue
 import signal
@@ -29,6 +30,7 @@ from optdyn.base.errors import fail
 from optdyn.cli.app import parse_flags
 
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+PAUSE = 0.1  # seconds that a wait lasts at most; a signal that came just before it is handled after
 DRAIN = 2.0  # seconds to wait for output whose writer is gone
 LAST_LINES = 20  # lines of standard error repeated for the process that failed
 STDOUT, STDERR = 1, 2
@@ -187,7 +189,7 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
     running = list(children)
     stopped = pressed = 0
     failed: Child | None = None
-    deadline: float | None = None
+    deadline = math.inf
 
     def send(number: int) -> None:
         for child in running:
@@ -195,9 +197,11 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
 
     while running:
         try:
-            event = events.get(timeout=deadline and max(0.0, deadline - time.monotonic()))
+            event = events.get(timeout=PAUSE)
         except queue.Empty:
-            break
+            if time.monotonic() > deadline:
+                break
+            continue
         if isinstance(event, Child):
             running.remove(event)
             expected = {0, *(128 + number for number in (stopped, pressed) if number)}

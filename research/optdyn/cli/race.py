@@ -118,7 +118,8 @@ def supervise(arguments: list[str], workdir: str) -> int:
         )
         if stopped:  # in the meantime
             process.send_signal(stopped)
-        code = process.wait()
+        while (code := process.poll()) is None:  # a signal just before a `wait` is heard after it
+            time.sleep(0.1)
         if code != PART_LOST and (code >= 0 or -code in signals.ENDING):
             return code if code >= 0 else 128 - code
         from optdyn.train.checkpoints import latest  # only here, for it takes long
