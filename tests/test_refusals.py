@@ -534,7 +534,7 @@ OF_STATE = {  # of a model with batch norms, or if the line says so only with dr
     "evaluation.statistics=carried": {
         "parallel.api=overlap": "evaluation.statistics: must be 'recomputed' with config.parallel",
         "cluster.service.name=race": "evaluation.statistics: must be 'recomputed' in a race, whose",
-        "method.name=local": "evaluation.statistics: must be 'recomputed' with config.method.name",
+        "method.name=local": "model.name: must be a model whose last block has no state with ",
         "init_from=elsewhere": "init_from: must be '' with a state that is carried, which is no",
     },
     "log_every=1": {
@@ -578,7 +578,7 @@ def state_refusals():
         for more, said in table.items():
             config, state = Config().with_(typed(f"{given} {more}")), "dropout" not in said
             with pytest.raises(ConfigError) as caught:
-                joins = experiment.state_joins(config, state, draws=True)
+                joins = experiment.state_joins(config, state, True, "last block" in said)
                 experiment.refuse_first(config, joins)
             assert is_said(str(caught.value), said)
 

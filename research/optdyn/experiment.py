@@ -377,9 +377,12 @@ def _kept(config: Config, key: str, default: str) -> Iterator[Join]:
         yield Join(key, wrong, f"must be {default} with config.{name}")
 
 
-def state_joins(config: Config, state: bool, draws: bool) -> Iterator[Join]:
-    """Yields the joins of a model that has a `state` besides parameters, or `draws` numbers."""
-    key, methods, name = "evaluation.statistics", config.methods, config.methods.name
+def state_joins(config: Config, state: bool, draws: bool, head_state: bool) -> Iterator[Join]:
+    """Yields the joins of a model with a `state` besides parameters, or that `draws` numbers.
+
+    Of `head_state` auxiliary heads have none.
+    """
+    key, methods = "evaluation.statistics", config.methods
     if state and config.evaluation.statistics != "recomputed":
         yield from _kept(config, key, "'recomputed'")
         expected = "must be '' with a state that is carried, which is no parameter of another run; "
@@ -387,8 +390,9 @@ def state_joins(config: Config, state: bool, draws: bool) -> Iterator[Join]:
         yield Join("init_from", config.init_from, expected)
         expected = "must be 'recomputed' in a race, whose workers do not know the newest state"
         yield Join(key, config.cluster.service.name == "race", expected)
-        expected = f"must be 'recomputed' with config.method.name = {name!r}, which takes the "
-        yield Join(key, methods.gradient, expected + "gradient in pieces")
+        expected = f"must be a model whose last block has no state with {key} = "
+        expected += f"{config.evaluation.statistics!r}, as auxiliary heads have that block's layers"
+        yield Join("model.name", head_state, expected)
     if not (state or draws):
         return
     what = "batch norms or another state" if state else "dropout"

@@ -27,7 +27,9 @@ def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", collectives=SIMU
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):
-    gradient = dynamic_batch.weighted_gradient(losses, micro_batch, weights)
+    gradient = dynamic_batch.weighted_gradient(
+        lambda *args: (losses(*args), {}), micro_batch, weights
+    )
     return plain(gradient, core.single_optimizer(optimizer))
 
 

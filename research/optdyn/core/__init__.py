@@ -23,7 +23,7 @@ from optdyn.base.trees import Array, Hyper, Params, Plan, Tree
 
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: the batch's `loss`, and others for the log
-Loss = Callable[[Params, Batch], jax.Array]
+Loss = Callable[[Params, Batch], Tree]  # of the whole batch; or a pair of it and more
 
 
 class Event(NamedTuple):
@@ -96,7 +96,7 @@ class Rule(NamedTuple, Generic[S]):
 
 # Returns the batch's loss and gradient, means over the examples; devices average theirs. Where the
 # model's state is carried, the loss is a pair of it and the state after the batch (`kept.py`).
-Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
+Gradient = Callable[[Params, Event, Batch], tuple[Tree, Params]]
 
 
 class Update(NamedTuple):
@@ -110,20 +110,21 @@ class Update(NamedTuple):
     apply: Callable[..., tuple[Params, Tree]]
 
 
-def full_gradient(loss: Loss, accumulation: int = 1) -> Gradient:
-    """Returns the gradient of the batch's loss, in `accumulation` equal parts to save memory."""
-    value_and_grad = jax.value_and_grad(loss)
+def full_gradient(loss: Loss, accumulation: int = 1, has_aux: bool = False) -> Gradient:
+    """Returns the gradient of the batch's loss, in `accumulation` equal parts to save memory.
 
-    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        def add(
-            total: tuple[jax.Array, Params], part: Batch
-        ) -> tuple[tuple[jax.Array, Params], None]:
+    With `has_aux` the loss is a pair, and its mean over the parts, too.
+    """
+    value_and_grad = jax.value_and_grad(loss, has_aux=has_aux)
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
+        def add(total: Tree, part: Batch) -> tuple[Tree, None]:
             return jax.tree.map(jnp.add, total, value_and_grad(params, part)), None
 
         if accumulation == 1:
             return value_and_grad(params, batch)
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in batch.items()}
-        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, batch))
         total, _ = jax.lax.scan(add, zeros, split)
         return jax.tree.map(lambda leaf: leaf / accumulation, total)
 

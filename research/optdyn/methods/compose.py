@@ -100,12 +100,12 @@ def pieces(
     accumulation: int = 1,
     carries: bool = False,
 ) -> tuple[Gradient, Update]:
-    if carries:
-        gradient = carrying_gradient(problem, accumulation)
-    elif methods.gradient:
-        gradient = methods.gradient.gradient(problem)
-    else:
-        gradient = core.full_gradient(problem.loss, accumulation)
+    def make(problem: Problem) -> Gradient:
+        if methods.gradient:
+            return methods.gradient.gradient(problem)
+        return core.full_gradient(problem.objective, accumulation, problem.carries)
+
+    gradient = carrying_gradient(make, problem) if carries else make(problem)
     update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
     return gradient, update(optimizer)
 

@@ -18,6 +18,7 @@ from jax import lax
 from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
+from optdyn.base.trees import Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import service_draws, synchronous_seconds
 from optdyn.clock.service import DRAWN, Measured
@@ -33,8 +34,9 @@ MOST_WORK = 1000  # times that a worker may repeat its part to be slow
 DISTURBANCES = ("disturbances", "disturbance_probability")  # keys of the cluster
 WEIGHTS = ("share", "equal")  # weights of the workers' mean gradients: b_i / B or 1 / N
 
-Losses = Callable[[Params, Batch], jax.Array]
-Part = Callable[[Params, Event, Batch, jax.Array], tuple[jax.Array, Params]]
+# (B,), and the moments of the model's state after them, {} where none is carried
+Losses = Callable[[Params, Batch], tuple[jax.Array, Params]]
+Part = Callable[[Params, Event, Batch, jax.Array], tuple[tuple[jax.Array, Params], Params]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,11 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
     def gradient(self, problem: Problem) -> Gradient:
         return weighted_gradient(
-            problem.each_loss, self.micro_batch, self.weights, _normalizes(problem)
+            problem.each_loss_and_state, self.micro_batch, self.weights, _normalizes(problem)
         )
 
     def worker_part(self, problem: Problem) -> Part:
-        return part(problem.each_loss, self.micro_batch, _normalizes(problem))
+        return part(problem.each_loss_and_state, self.micro_batch, _normalizes(problem))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         setup, cluster = inputs.setup, inputs.setup.cluster
@@ -143,7 +145,7 @@ def weighted_gradient(
     """Returns the gradient of a device on the axis `data`, the same on all devices."""
     worker_part = part(losses, micro_batch, normalizes)
 
-    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
         worker = lax.axis_index("data")
         value, grads = worker_part(params, event, batch, worker)
         shares = jnp.asarray(event.plan.shares)
@@ -153,23 +155,24 @@ def weighted_gradient(
             factor = total / (lax.axis_size("data") * examples)
             grads = jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), grads)
         sums = all_reduce((value, grads), "data")
-        value, grads = jax.tree.map(lambda leaf: leaf / total.astype(leaf.dtype), sums)
-        return value, grads
+        (loss, after), grads = jax.tree.map(lambda leaf: leaf / total.astype(leaf.dtype), sums)
+        return (loss, after) if after else loss, grads
 
     return gradient
 
 
 def part(losses: Losses, micro_batch: int, normalizes: bool = False) -> Part:
-    """Returns `(params, event, batch, worker) ->` sum of the worker's losses, and its gradient.
+    """Returns `(params, event, batch, worker) ->` sums of the worker's losses, and their gradient.
 
     The first `shares[worker]` examples of `batch` count. The worker computes each micro-batch
-    `work[worker]` times, to be slow for real; one of them counts. The sum is float32. Where a model
+    `work[worker]` times, to be slow for real; one of them counts. The sums are float32; beside the
+    losses' is one of states, in which an example has that after its micro-batch. Where a model
     `normalizes` over a micro-batch, one that would reach beyond the share begins earlier, too.
     """
 
     def sums(
         params: Params, event: Event, batch: Batch, worker: jax.Array
-    ) -> tuple[jax.Array, Params]:
+    ) -> tuple[tuple[jax.Array, Params], Params]:
         plan: Shares = event.plan
         share = jnp.asarray(plan.shares)[worker]
         work = 1 if plan.work is None else jnp.asarray(plan.work)[worker]
@@ -179,8 +182,8 @@ def part(losses: Losses, micro_batch: int, normalizes: bool = False) -> Part:
         def begin(turn: jax.Array) -> jax.Array:
             return turn // work * size
 
-        def step(carry: tuple[jax.Array, jax.Array, Params]) -> tuple[jax.Array, jax.Array, Params]:
-            turn, value, grads = carry
+        def step(carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
+            turn, so_far = carry
             # A slice that would reach beyond the batch begins earlier; the mask drops the examples
             # that it repeats, and those beyond the worker's share.
             last = jnp.maximum(share, size) if normalizes else count
@@ -189,15 +192,18 @@ def part(losses: Losses, micro_batch: int, normalizes: bool = False) -> Part:
             is_own = (begin(turn) <= index) & (index < share) & (turn % work == 0)
             slices = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
 
-            def total(params: Params) -> jax.Array:
-                return jnp.sum(jnp.where(is_own, losses(params, slices), 0), dtype=jnp.float32)
+            def total(params: Params) -> tuple[jax.Array, Params]:
+                each, after = losses(params, slices)
+                value = jnp.sum(jnp.where(is_own, each, 0), dtype=jnp.float32)
+                return value, jax.tree.map(lambda leaf: leaf * is_own.sum(), after)
 
-            more, gradient = jax.value_and_grad(total)(params)
-            return turn + 1, value + more, jax.tree.map(jnp.add, grads, gradient)
+            more = jax.value_and_grad(total, has_aux=True)(params)
+            return turn + 1, jax.tree.map(jnp.add, so_far, more)
 
-        nothing = (jnp.int32(0), jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        _, value, grads = lax.while_loop(lambda carry: begin(carry[0]) < share, step, nothing)
-        return value, grads
+        _, after = jax.eval_shape(losses, params, jax.tree.map(lambda leaf: leaf[:size], batch))
+        states, grads = jax.tree.map(jnp.zeros_like, (after, params))
+        nothing = jnp.int32(0), ((jnp.float32(0), states), grads)
+        return lax.while_loop(lambda carry: begin(carry[0]) < share, step, nothing)[1]
 
     return sums
 

@@ -11,6 +11,8 @@ the state is in no table of versions, and no message, staleness rule or optimize
 
     owner                 methods                                  meets
     the server            sync, asynchronous and its kin           every update
+    the server            dynamic_batch, an example as another     every update
+    a block, the newest   local, stale_pipeline                    never
     a worker              elastic, ad_psgd, async_local_sgd        never
     a node                model averaging, DiLoCo, DASO            the plain mean, where they meet
     a node                demo, sparta                             every update
@@ -20,6 +22,7 @@ A mean of states is one of x and x^2, not of variances (`adapters.moments`). The
 bytes for it, as a norm has two numbers a channel beside a channel's weights.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -90,22 +93,19 @@ class Averaging(NamedTuple):
         return self.inner.logged() if isinstance(self.inner, LoggedState) else {}
 
 
-def carrying_gradient(problem: Problem, accumulation: int = 1) -> Gradient:
-    """Returns the gradient whose loss is a pair, with the moments of the model's state after."""
-    loss_and_grads = jax.value_and_grad(problem.loss_and_state, has_aux=True)
+def carrying_gradient(make: Callable[[Problem], Gradient], problem: Problem) -> Gradient:
+    """Returns the gradient that `make` makes of a problem, with the state that an event brings.
+
+    Its loss is a pair with `moments` of the state after: those of a forward pass at the parameters
+    that it is given, unless it has others.
+    """
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
-        def of_part(total: Params, part: Batch) -> tuple[Params, Tree]:
-            (loss, after), grads = loss_and_grads(params, event.carried, part)
-            return jax.tree.map(jnp.add, total, grads), (loss, moments(after))
-
-        if accumulation == 1:
-            (loss, after), grads = loss_and_grads(params, event.carried, batch)
-            return (loss, moments(after)), grads
-        parts = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in batch.items()}
-        total, found = lax.scan(of_part, jax.tree.map(jnp.zeros_like, params), parts)
-        means = jax.tree.map(lambda leaf: leaf.mean(axis=0), found)
-        return means, jax.tree.map(lambda leaf: leaf / accumulation, total)
+        its = problem.carrying(event.carried)
+        loss, grads = make(its)(params, event, batch)
+        if not isinstance(loss, tuple):  # the compiler finds the forward pass that is there already
+            loss = loss, its.loss_and_state(params, batch)[1]
+        return loss, grads
 
     return gradient
 

@@ -97,13 +97,13 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     cluster = ("latencies", "bandwidths")
 
     def gradient(self, problem: Problem) -> Gradient:
-        at_read = full_gradient(problem.loss)
+        at_read = full_gradient(problem.objective, has_aux=problem.carries)
 
         def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
             outputs = through(problem.blocks, new, old, problem.input(batch), batch.get(SEED))
             return jnp.mean(problem.losses(outputs, batch))
 
-        def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        def gradient(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
             plan: Stages = event.plan
             if plan.newest is not None:
                 return jax.value_and_grad(loss)(plan.newest, params, batch)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
+from optdyn.problem.models.adapters import moments
 from optdyn.problem.models.base import STATE, Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
@@ -101,12 +103,30 @@ class Problem(NamedTuple):
         state = variables.get(STATE, {})
         return base.evaluate(self.blocks, variables, state, self.input(batch))
 
-    def loss_and_state(
-        self, params: Params, state: Params, batch: Examples
-    ) -> tuple[jax.Array, Params]:
-        """Returns the loss in training with a carried state, and the state after it."""
-        y, after = base.train(self.blocks, params, state, self.input(batch), batch.get(SEED))
-        return jnp.mean(self.losses(y, batch)), after
+    def carrying(self, state: Params) -> "Problem":
+        """Returns the problem of the model that is trained with this state, and changes it."""
+        blocks = [(name, replace(block, state=state[name])) for name, block in self.blocks]
+        return self._replace(blocks=tuple(blocks))
+
+    @property
+    def carries(self) -> bool:
+        return self.blocks[0][1].state is not None
+
+    def each_loss_and_state(self, params: Params, batch: Examples) -> tuple[jax.Array, Params]:
+        """Returns the losses in training, and `moments` of the state after, {} for none."""
+        if not self.carries:
+            return self.each_loss(params, batch), {}
+        y, after = base.train(self.blocks, params, self.input(batch), batch.get(SEED))
+        return self.losses(y, batch), moments(after)
+
+    def loss_and_state(self, params: Params, batch: Examples) -> tuple[jax.Array, Params]:
+        losses, after = self.each_loss_and_state(params, batch)
+        return jnp.mean(losses), after
+
+    @property
+    def objective(self) -> Callable[[Params, Examples], Tree]:
+        """Of a batch the loss, or where a state is carried a pair of it and the state after."""
+        return self.loss_and_state if self.carries else self.loss
 
     def recomputed(self, params: Params, batches: Examples) -> Params:
         """Returns the model's averages for these parameters, over batches (k, n, ...)."""
@@ -157,6 +177,7 @@ class Traits(NamedTuple):
 
     state: bool = False
     draws: bool = False  # random numbers in training
+    head_state: bool = False  # of the last block, of which there are auxiliary heads
 
 
 def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
@@ -183,7 +204,8 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
 
     (params, state), _ = trace("config.model", problem.start, jax.random.key(0), batch)
     outputs, keys = trace("config.model", problem.outputs, params, batch)
-    traits = Traits(bool(jax.tree.leaves(state)), bool(keys))
+    head_state = problem.heads and jax.tree.leaves(state[problem.blocks[-1][0]])
+    traits = Traits(bool(jax.tree.leaves(state)), bool(keys), bool(head_state))
     ConfigError.refuse(_fit_checks(problem, batch, classes, trace, outputs))
     if traits.draws:
         hidden = keys != _keys_by_seed(problem, params, batch)

@@ -26,7 +26,7 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
     if not (size := program.norm_examples(config, traits)):
         check_parts(config, data, params)
     refuse = partial(experiment.refuse_first, config)
-    refuse(experiment.state_joins(config, traits.state, traits.draws))
+    refuse(experiment.state_joins(config, *traits))
     if traits.state and config.evaluation.statistics == "recomputed":
         few = head(data.train, EXAMPLES)
         reads = program.reads_state(config, data.classes, params, few)

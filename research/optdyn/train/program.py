@@ -28,7 +28,7 @@ from optdyn.methods.kept import Keeping
 from optdyn.methods.sync import Merged, cut, merged
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
-from optdyn.problem.models import Model, Quadratic, base
+from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem, Traits
 from optdyn.problem.shared_data import Parts
 from optdyn.train import devices as parallel
@@ -173,7 +173,7 @@ def reads_state(config: Config, classes: int, params: Params, examples: Examples
     @jax.jit
     def outputs(value: jax.Array) -> jax.Array:
         state = jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), shapes)
-        return base.train(problem.blocks, params, state, problem.input(examples), None)[0]
+        return problem.carrying(state).outputs(params, examples)
 
     return not np.array_equal(outputs(0.0), outputs(1.0), equal_nan=True)
 

@@ -36,7 +36,10 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Callable[..., np.ndarra
             batch = problem.batch(examples, indices[i])
             return jax.tree.map(jnp.add, sums, part(params, event, batch, worker))
 
-        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        zeros: Tree = (
+            (jnp.float32(0), {}),
+            jax.tree.map(jnp.zeros_like, params),
+        )  # no state is carried
         return jax.lax.fori_loop(0, n, body, zeros)
 
     def run(state: State, examples: Examples, events: Event, indices: Array, n: int) -> np.ndarray:

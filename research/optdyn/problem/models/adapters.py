@@ -59,6 +59,7 @@ class Block:
     examples: int = 0  # normalized together, and with one key; 0: all of a batch
     dtype: DTypeLike = jnp.float32  # of the computation; parameters and state are float32
     remat: bool = False  # keep only the input, and compute the rest again in the backward pass
+    state: Tree | None = None  # what it is trained with, where that is carried along
 
     def init(self, key: jax.Array, x: jax.Array) -> dict[str, Params]:
         return {"params": self.adapter.init(key, x)[0]}
@@ -66,16 +67,16 @@ class Block:
     def apply(
         self, variables: Mapping[str, Params], x: jax.Array, seeds: Array | None = None
     ) -> jax.Array:
-        """Returns the outputs in training, of a state that they do not depend on."""
-        return self.train(variables["params"], self.blank(x), x, seeds)[0]
+        """Returns the outputs in training."""
+        return self.train(variables["params"], x, seeds)[0]
 
-    def train(
-        self, params: Params, state: Tree, x: jax.Array, seeds: Array | None
-    ) -> tuple[jax.Array, Tree]:
+    def train(self, params: Params, x: jax.Array, seeds: Array | None) -> tuple[jax.Array, Tree]:
         """Returns the outputs in training, and the state after, a mean over parts.
 
-        Without `seeds`, (B,) int32, they are 0 to B - 1.
+        Without a state it is blank, so that outputs must not depend on it. Without `seeds`, (B,)
+        int32, they are 0 to B - 1.
         """
+        state = self.blank(x) if self.state is None else self.state
         seeds = jnp.arange(len(x)) if seeds is None else seeds
         size = self.examples if self.examples and len(x) % self.examples == 0 else len(x)
 

@@ -202,12 +202,12 @@ def activations(
 
 
 def train(
-    blocks: Blocks, params: Params, state: Params, x: jax.Array, seeds: Array | None
+    blocks: Blocks, params: Params, x: jax.Array, seeds: Array | None
 ) -> tuple[jax.Array, Params]:
     """Returns the outputs in training, and the blocks' state after it."""
     after: Params = {}
     for name, block in blocks:
-        x, after[name] = block.train(params[name], state[name], x, seeds)
+        x, after[name] = block.train(params[name], x, seeds)
     return x, after
 
 
