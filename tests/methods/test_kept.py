@@ -441,6 +441,12 @@ GRAPH, PARAMS, REST = nnx.split(MODULE, nnx.Param, ...)
 SPECTRAL = nn.SpectralNorm(nn.Dense(nets.CLASSES))
 
 
+class Batched(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(nets.CLASSES)(nn.BatchNorm(use_running_average=False)(x))
+
+
 class Bounded(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
@@ -478,6 +484,7 @@ REFUSED = {
     "model.norm_examples = 24: must divide 12": {"parallel.accumulation": 4}
     | {"model.norm_examples": 24},
     "model.norm_examples = 0: must be given, as": {"cluster.nodes": 5},
+    "must be evaluated example by example, with its running": {"model": Batched()},
     "must be a model whose last block has no state": CARRIED
     | {"method.name": "local", "model.name": f"{__name__}:spectral", "model.options.last": True},
 }

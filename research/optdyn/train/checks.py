@@ -2,13 +2,15 @@
 
 from functools import partial
 
+import jax
+
 from optdyn import experiment
 from optdyn.base import lookup
 from optdyn.base.errors import Join
 from optdyn.base.trees import Params, head
 from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
-from optdyn.problem.problem import Traits
+from optdyn.problem.problem import STATE, Traits
 from optdyn.train import memory_checks, program
 
 EXAMPLES = 8  # examples of the batch on which a model is tried
@@ -27,8 +29,14 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
         check_parts(config, data, params)
     refuse = partial(experiment.refuse_first, config)
     refuse(experiment.state_joins(config, *traits))
+    few = head(data.train, EXAMPLES)
+    if traits.state:
+        state = program.initial_state(config, data.classes, jax.random.key(0), few)
+        mixes = program.mixes(config, data.classes, params | {STATE: state}, few, evaluated=True)
+        expected = "must be evaluated example by example, with its running averages, and not by "
+        expected += "the batch, as with use_running_average=False also where it is not trained"
+        refuse([Join("model.name", mixes, expected)])
     if traits.state and config.evaluation.statistics == "recomputed":
-        few = head(data.train, EXAMPLES)
         reads = program.reads_state(config, data.classes, params, few)
         expected = "must be 'carried': in training this model reads its state, as with a spectral "
         expected += "norm or a codebook, so that it is no average of other batches"

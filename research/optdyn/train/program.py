@@ -183,11 +183,13 @@ def initial_state(config: Config, classes: int, key: jax.Array, examples: Exampl
     return jax.jit(problem_of(config, classes).initial_state)(key, examples)
 
 
-def mixes(config: Config, classes: int, params: Params, examples: Examples) -> bool:
+def mixes(
+    config: Config, classes: int, variables: Params, examples: Examples, evaluated: bool = False
+) -> bool:
     """Returns whether the loss of an example depends on its batch, as with batch norm."""
-    first_loss = _first_loss(_problem_key(config, classes))
+    first_loss = _first_loss(_problem_key(config, classes), evaluated)
     copies = {name: np.repeat(leaf[:1], len(leaf), axis=0) for name, leaf in examples.items()}
-    pair = first_loss(params, examples), first_loss(params, copies)
+    pair = first_loss(variables, examples), first_loss(variables, copies)
     return not np.isclose(*pair, rtol=1e-4, equal_nan=True)  # one program, so equal if not
 
 
@@ -267,14 +269,17 @@ def _check(key: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtyp
 
 
 @lru_cache(maxsize=32)
-def _first_loss(key: ProblemKey) -> Callable[[Params, Examples], jax.Array]:
-    each_loss, noise_key = _problem(key)[0].each_loss, jax.random.key(0)
+def _first_loss(key: ProblemKey, evaluated: bool) -> Callable[[Params, Examples], jax.Array]:
+    problem, noise_key = _problem(key)[0], jax.random.key(0)
 
-    def first_loss(params: Params, batch: Examples) -> jax.Array:
+    def first_loss(variables: Params, batch: Examples) -> jax.Array:
         def perturbed(leaf: jax.Array) -> jax.Array:  # a layer of zeros would hide it
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                return leaf
             return leaf + 0.1 * jax.random.normal(noise_key, leaf.shape)
 
-        return each_loss(jax.tree.map(perturbed, params), batch)[0]
+        outputs = problem.evaluated if evaluated else problem.outputs
+        return problem.losses(outputs(jax.tree.map(perturbed, variables), batch), batch)[0]
 
     return jax.jit(first_loss)
 
