@@ -189,6 +189,8 @@ METHODS = {
     "kept": (KEPT, ("jit", "shard_map")),
     "kept groups": of(GROUPS | KEPT, "asynchronous", apis=("jit", "pmap")),
     "kept nodes": of(DASO | KEPT, "diloco", apis=("shard_map",)),
+    "kept shares": (SHARES | KEPT, ("pmap",)),
+    "kept local": of(KEPT, "local", {"cluster.devices_per_node": 4}, ("pmap",)),
 }
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
