@@ -193,8 +193,8 @@ def part(losses: Losses, micro_batch: int, normalizes: bool = False) -> Part:
             slices = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), batch)
 
             def total(params: Params) -> tuple[jax.Array, Params]:
-                each, after = losses(params, slices)
-                value = jnp.sum(jnp.where(is_own, each, 0), dtype=jnp.float32)
+                values, after = losses(params, slices)
+                value = jnp.sum(jnp.where(is_own, values, 0), dtype=jnp.float32)
                 return value, jax.tree.map(lambda leaf: leaf * is_own.sum(), after)
 
             more = jax.value_and_grad(total, has_aux=True)(params)
