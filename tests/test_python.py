@@ -230,10 +230,11 @@ def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
     ends = []
     for model in (Line(), pair):
         for optimizer in (optax.sgd(0.05), optdyn.SGD(0.05)):
-            found = optdyn.Experiment(
-                model=model, data={"x": x, "y": y}, optimizer=optimizer, loss=squares,
+            made = optdyn.Experiment(
+                model=model, optimizer=optimizer, loss=squares,
                 batch_size=8, steps=80, log_every=40,
-            ).train()  # fmt: skip
+            )  # fmt: skip
+            found = made.with_(data={"x": x, "y": y}).train()
             ends.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.params)]))
             assert found.log["train_loss"].iloc[-1] < 1e-2 * found.log["train_loss"].iloc[0]
     for end in ends:  # float32, 80 updates

@@ -12,9 +12,11 @@ import pytest
 from optdyn.base import progress
 from optdyn.base.files import write_json
 from optdyn.cli import sweep
+from optdyn.experiment import Config
 from optdyn.report import tables
 from optdyn.train import batched_runs, program
 from optdyn.train.checkpoints import Checkpoints
+from optdyn.train.grid import Grid
 from optdyn.train.workdir import Metrics, write_checksums
 from tests.cli.sweeping import alone, assert_same, config_of, grid_file, summaries
 
@@ -46,6 +48,12 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
         assert table.loc[name, "status"] == summary["status"]
         assert table.loc[name, "train_loss"] == pytest.approx(summary["train_loss"])
     assert not (tmp_path / "together").exists()
+
+
+def test_each_option_of_points_has_a_column():
+    points = [{"model.options": {"width": width, "rate": 0.1}, "seed": 0} for width in (4, 16)]
+    keys = sweep._swept_keys(Grid(Config(), points))
+    assert keys == ("model.options.width", "model.options.rate", "seed")
 
 
 def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ import math
 import os
 import signal
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from pathlib import Path
@@ -136,7 +136,12 @@ def write(config: Grid, workdir: Path) -> None:
 
 
 def _swept_keys(config: Grid) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
+    found = dict[str, None]()
+    for point in config.points:
+        for key, value in point.items():
+            options = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
+            found |= dict.fromkeys(options if key != "name" else ())
+    return tuple(found)
 
 
 def sweep(

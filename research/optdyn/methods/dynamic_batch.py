@@ -34,7 +34,7 @@ MOST_WORK = 1000  # times that a worker may repeat its part to be slow
 DISTURBANCES = ("disturbances", "disturbance_probability")  # keys of the cluster
 WEIGHTS = ("share", "equal")  # weights of the workers' mean gradients: b_i / B or 1 / N
 
-# (B,), and the moments of the model's state after them, {} where none is carried
+# (B,), and `moments` of the model's state after them, {} where none is carried
 Losses = Callable[[Params, Batch], tuple[jax.Array, Params]]
 Part = Callable[[Params, Event, Batch, jax.Array], tuple[tuple[jax.Array, Params], Params]]
 

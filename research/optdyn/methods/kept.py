@@ -18,8 +18,8 @@ the state is in no table of versions, and no message, staleness rule or optimize
     a node                demo, sparta                             every update
     a node                gossip and what is over a graph          never
 
-A mean of states is one of x and x^2, not of variances (`adapters.moments`). The clocks count no
-bytes for it, as a norm has two numbers a channel beside a channel's weights.
+A mean of states is that of their union, not one of variances (`adapters.moments`). The clocks count
+no bytes for it, as a norm has two numbers a channel beside a channel's weights.
 """
 
 from collections.abc import Callable
@@ -96,8 +96,8 @@ class Averaging(NamedTuple):
 def carrying_gradient(make: Callable[[Problem], Gradient], problem: Problem) -> Gradient:
     """Returns the gradient that `make` makes of a problem, with the state that an event brings.
 
-    Its loss is a pair with `moments` of the state after: those of a forward pass at the parameters
-    that it is given, unless it has others.
+    Its loss is a pair with `moments` of the state after about that before: those of a forward pass
+    at the parameters that it is given, unless it has others.
     """
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
@@ -124,7 +124,7 @@ def carrying(rule: Rule, axis: str | None, workers: int = 0) -> Rule[Carrying]:
         before = row(state.carried, event.plan.worker) if workers else state.carried
         inner, info = rule.step(state.inner, event._replace(carried=before), batch)
         loss, found = info["loss"]
-        after = from_moments(lax.pmean(found, axis) if axis else found, before)
+        after = from_moments(lax.pmean(found, axis) if axis else found, before, before)
         carried = put(state.carried, event.plan.worker, after) if workers else after
         return Carrying(inner, carried), info | {"loss": loss}
 
@@ -172,8 +172,11 @@ def meeting(rule: Rule) -> Rule:
             return after, info
 
         def mean(carried: Params) -> Params:
-            found = jax.tree.map(lambda leaf: weight * leaf, moments(carried))
-            return from_moments(lax.pmean(found, "node"), carried)
+            def of_nodes(tree: Params) -> Params:
+                return lax.pmean(jax.tree.map(lambda leaf: weight * leaf, tree), "node")
+
+            center = of_nodes(carried)
+            return from_moments(of_nodes(moments(carried, center)), center, carried)
 
         carried = lax.cond(due, mean, lambda carried: carried, carried)
         return with_carried(after, carried), info

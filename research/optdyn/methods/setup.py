@@ -84,8 +84,9 @@ class Evaluation(Value, section="evaluation"):
         one_of=("recomputed", "carried", "local"),
     )
     batches: int = field(
-        16, "recomputed: training batches that averages of batch norms are over.", at_least=1
-    )
+        16, "recomputed: training batches that averages of batch norms are over.",
+        at_least=1, at_most=10_000,
+    )  # fmt: skip
     average: str = field(
         "",
         "Average of the parameters over updates, evaluated beside them: '' for none; 'ema', "
@@ -96,7 +97,10 @@ class Evaluation(Value, section="evaluation"):
         0.99, "ema: share of the average that stays at an update.",
         expected="above 0 and below 1", is_valid=lambda v: 0 < v < 1,
     )  # fmt: skip
-    last: int = field(100, "lawa: updates that the average is over.", at_least=1)
+    last: int = field(
+        100, "lawa: updates that the average is over; each keeps a copy of the parameters.",
+        at_least=1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
-from optdyn.problem.models.adapters import moments
+from optdyn.problem.models.adapters import MODES, moments
 from optdyn.problem.models.base import STATE, Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
 from optdyn.problem.models.transformer import TransformerBase
@@ -30,6 +30,11 @@ HIDDEN = (
     "must draw random numbers only with the key that it is given, in training; of a key of its own "
     "all updates would have the same. {0}"
 )
+HINTS = {  # by words of an error of a network
+    "RngCount": "od.from_nnx takes a module with dropout",
+    "needs PRNG": f"in evaluation nothing is drawn, which an argument tells: {', '.join(MODES)}",
+    "required positional": f"it is called with its input and, if it has it, {', '.join(MODES)}",
+}
 OF_A_PAIR = "Of a pair (init, apply), `apply(params, x, *, key, train)` gets one"
 SEED = "seed"  # of an example of a batch, int32
 Shape = tuple[int, ...]
@@ -113,11 +118,12 @@ class Problem(NamedTuple):
         return self.blocks[0][1].state is not None
 
     def each_loss_and_state(self, params: Params, batch: Examples) -> tuple[jax.Array, Params]:
-        """Returns the losses in training, and `moments` of the state after, {} for none."""
+        """Returns the losses in training, and `moments` of the state after about that before."""
         if not self.carries:
             return self.each_loss(params, batch), {}
         y, after = base.train(self.blocks, params, self.input(batch), batch.get(SEED))
-        return self.losses(y, batch), moments(after)
+        before = {name: block.state for name, block in self.blocks}
+        return self.losses(y, batch), moments(after, before)
 
     def loss_and_state(self, params: Params, batch: Examples) -> tuple[jax.Array, Params]:
         losses, after = self.each_loss_and_state(params, batch)
@@ -198,7 +204,7 @@ def check(problem: Problem, examples: Examples, classes: int = 0) -> Traits:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
             why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
-            why += "; od.from_nnx takes a module with dropout" * ("RngCount" in why)
+            why += "".join(f"; {hint}" for word, hint in HINTS.items() if word in why)
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
         return shapes, _draws(program.jaxpr)
 

@@ -39,9 +39,21 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
     if traits.state and config.evaluation.statistics == "recomputed":
         reads = program.reads_state(config, data.classes, params, few)
         expected = "must be 'carried': in training this model reads its state, as with a spectral "
-        expected += "norm or a codebook, so that it is no average of other batches"
+        expected += "norm, a codebook or a frozen norm, so that it is no average of other batches"
         refuse([Join("evaluation.statistics", reads, expected)])
-    if not size or config.methods.reduces_itself:
+    if traits.state and size == 1:
+        blind = program.is_blind(config, data.classes, params, few)
+        expected = (
+            f"must be 2 or more: of config.batch_size = {config.batch_size} each norm takes one "
+        )
+        expected += "example, and what is left of it is the same for all"
+        refuse([Join("model.norm_examples", blind, expected)])
+    if not size:
+        return
+    if config.methods.reduces_itself:
+        key, together = config.methods.key("micro_batch"), config.methods.get("micro_batch", size)
+        expected = f"must divide config.{key} = {together}, the examples that are computed together"
+        refuse([Join("model.norm_examples", together % size, expected)])
         return
     batch, parts = config.batch_size, program.workers_of(config)
     expected = f"must be given, as config.batch_size = {batch} examples do not divide among "

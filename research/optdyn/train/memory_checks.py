@@ -104,8 +104,9 @@ class Need(NamedTuple):
 def check_state(config: Config, rule: Rule, start: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, rule, start)
-    versions = f", {slots:,} versions" if slots > 1 else ""
-    line = f"config: {numbers_in(start):,} parameters{versions}, and their optimizer's state need"
+    its, more = config.evaluation, f", {slots:,} versions" if slots > 1 else ""
+    more += f", config.evaluation.last = {its.last:,} copies" if its.average == "lawa" else ""
+    line = f"config: {numbers_in(start):,} parameters{more}, and their optimizer's state need"
     _fits(need.device, line)
     if need.host:
         _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())

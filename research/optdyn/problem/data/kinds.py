@@ -98,6 +98,14 @@ class Data(Value, section="data", union=True):
     def augment(self) -> str:
         return ""
 
+    def changed(self, changes: Mapping[str, Any]) -> Value:
+        """Returns a copy with other values of some keys, or the data set of a dict of arrays."""
+        first = changes.get("train", changes)
+        if isinstance(first, Mapping) and any(hasattr(leaf, "shape") for leaf in first.values()):
+            found: Value = self.from_object(changes)
+            return found
+        return super().changed(changes)
+
     @classmethod
     def from_object(cls, thing: Any) -> Any:
         """Returns the data set of a dict of arrays, which are copied, or of a function."""

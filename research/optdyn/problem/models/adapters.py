@@ -11,10 +11,11 @@ the version of the parameters, nor the arrival, nor the layout on devices change
 
 A norm over the batch does not read its running averages in training. They are `recomputed` for the
 parameters that are evaluated, from k training batches of `examples` each, as in SWA (arXiv
-1803.05407): E x and E x^2 are means over the batches, so that a variance is E x^2 - (E x)^2.
+1803.05407). A mean of states is that of their union: of variances it is E v + E (x - E x)^2.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -34,6 +35,9 @@ Apply = Callable[..., tuple[jax.Array, Tree]]
 TRAINS = ("train", "training", "is_training", "update_stats")  # arguments that are True in training
 SOWN = ("intermediates", "perturbations", "losses", "metrics")  # collections of what is looked at
 RESTS = ("deterministic", "use_running_average", "inference")  # arguments that are False then
+MODES = (*TRAINS, *RESTS)
+LIKE_MODES = re.compile("(?<![a-z])(train|training|eval|evaluation|test|inference)(?![a-z])")
+VARIANCE = re.compile("(?<![a-z])var(iance)?(?![a-z])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +141,9 @@ class Block:
 
 def mean_of_rows(states: Tree) -> Tree:
     """Returns the mean of several owners' or batches' states, leaves (n, ...)."""
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), moments(states))
-    return from_moments(means, jax.tree.map(lambda leaf: leaf[0], states))
+    center = jax.tree.map(lambda leaf: leaf.mean(axis=0), states)
+    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), moments(states, center))
+    return from_moments(means, center, jax.tree.map(lambda leaf: leaf[0], states))
 
 
 @lru_cache(maxsize=256)
@@ -159,43 +164,62 @@ def _limit(zero: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     return jnp.where((first == 0) | (a >= 1), first, first / jnp.where(a >= 1, 1, 1 - a))
 
 
-def moments(state: Tree) -> Tree:
-    """Returns the state with E x^2 in place of variances, all float32, so that it has means.
+def moments(state: Tree, center: Tree) -> Tree:
+    """Returns the state with E (x - c)^2 in place of variances, all float32, so that it has means.
 
-    A leaf whose path has `var` is the variance of the one whose path has `mean` in its place.
+    The numbers c are the means in `center`, a state that is the same for all. The nearer it is to
+    theirs, the less is rounded. A leaf of floats whose path has the word `var` or `variance` is the
+    variance of the one whose path has `mean` in its place.
     """
-    found = _with_centers(state, lambda variance, mean: variance + mean**2)
+
+    def square(variance: jax.Array, mean: jax.Array, c: jax.Array) -> jax.Array:
+        return variance + (mean - c) ** 2
+
+    found = _with_variances(square, state, center, state)
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), found)
 
 
-def from_moments(found: Tree, like: Tree) -> Tree:
-    """Returns the state, in the types of `like`, of a mean of `moments`."""
+def from_moments(found: Tree, center: Tree, like: Tree) -> Tree:
+    """Returns the state, in the types of `like`, of a mean of `moments` about a center."""
 
     def typed(leaf: jax.Array, like: jax.Array) -> jax.Array:
         whole = jnp.issubdtype(like.dtype, jnp.integer)
         return (jnp.round(leaf) if whole else leaf).astype(like.dtype)
 
-    def variance(square: jax.Array, mean: jax.Array) -> jax.Array:
-        return jnp.maximum(square - mean**2, 0)  # below 0 by rounding only
+    def variance(square: jax.Array, mean: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.maximum(square - (mean - c) ** 2, 0)  # below 0 by rounding only
 
-    return jax.tree.map(typed, _with_centers(found, variance), like)
+    return jax.tree.map(typed, _with_variances(variance, found, center, like), like)
 
 
-def _with_centers(state: Tree, change: Callable[[jax.Array, jax.Array], jax.Array]) -> Tree:
-    """Returns the state with `change(variance, mean)` in place of each variance."""
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+def _with_variances(
+    change: Callable[..., jax.Array], state: Tree, center: Tree, like: Tree
+) -> Tree:
+    """Returns the state with `change(variance, mean, c)` in place of each variance."""
+    means, centers = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (state, center)
+    )
 
-    def changed(path: Tree, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        center = leaves.get(name.replace("var", "mean"))
-        return leaf if "var" not in name or center is None else change(leaf, center)
+    def changed(path: Tree, leaf: jax.Array, like: jax.Array) -> jax.Array:
+        if jnp.issubdtype(like.dtype, jnp.floating):
+            name = jax.tree_util.keystr(path)
+            for word in VARIANCE.finditer(name):
+                mean = f"{name[: word.start()]}mean{name[word.end() :]}"
+                if mean in means:
+                    return change(leaf, means[mean], centers[mean])
+        return leaf
 
-    return jax.tree_util.tree_map_with_path(changed, state)
+    return jax.tree_util.tree_map_with_path(changed, state, like)
 
 
 def mode_of(function: Callable[..., Any], train: bool) -> dict[str, Any]:
     """Returns the argument of a network that says whether it is trained; {} if it has none."""
     known = inspect.signature(function).parameters
+    for name in known:
+        if LIKE_MODES.search(name) and name not in MODES:
+            line = f"what tells training from evaluation is one of {', '.join(MODES)}, not {name}"
+            raise TypeError(line)
     found = {name: train for name in TRAINS if name in known}
     return found | {name: not train for name in RESTS if name in known}
 
