@@ -147,8 +147,7 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
         "method.threshold optimizer.b1 optimizer.b2"
     ),
     "at least 1": (
-        "batch_size data.sequence_length evaluation.batches evaluation.last log_every "
-        "method.arrivals method.chunks "
+        "batch_size data.sequence_length evaluation.last log_every method.arrivals method.chunks "
         "method.coefficients method.compression_block method.compression_rank "
         "method.first_moment_meetings method.groups method.max_batches method.micro_batch "
         "method.micro_batches method.period method.second_moment_meetings method.window "
@@ -164,6 +163,7 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
     ),
     "finite and more than 0": "tune.epoch_seconds tune.probe_seconds tune.seconds",
     "from -1 to 1": "method.aligned",
+    "from 1 to 10,000": "evaluation.batches",
     "from 0 to 1": (
         "cluster.disturbance_probability cluster.overlap method.error_decay method.mixing "
         "method.momentum_decay method.momentum_part"
