@@ -549,6 +549,10 @@ REFUSED = {
     "model.norm_examples = 16: must divide config.method.micro_batch = 8": {
         **{"model.norm_examples": 16, "method.name": "dynamic_batch"}
     },
+    "model.norm_examples = 0: must be given, and at most 6, an equal share of": {
+        **FOUR,
+        **{"batch_size": 24, "method.name": "dynamic_batch"},
+    },
     "model.norm_examples = 0: must be 2 or more: of config.batch_size = 4": {
         **FOUR,
         "batch_size": 4,

@@ -1,6 +1,6 @@
 """Whether an experiment can run on this machine and these data, besides its own joins."""
 
-from functools import partial
+from collections.abc import Iterator
 
 import jax
 
@@ -27,43 +27,49 @@ def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) 
     """Raises `ConfigError` where a model with these traits cannot be trained in this way."""
     if not (size := program.norm_examples(config, traits)):
         check_parts(config, data, params)
-    refuse = partial(experiment.refuse_first, config)
-    refuse(experiment.state_joins(config, *traits))
+    for joins in (
+        experiment.state_joins(config, *traits),
+        _state(config, data, params, size) if traits.state else (),
+        _norms(config, size, traits) if size else (),
+    ):
+        experiment.refuse_first(config, joins)
+
+
+def _state(config: Config, data: Dataset, params: Params, size: int) -> Iterator[Join]:
+    model = config, data.classes, params
     few = head(data.train, EXAMPLES)
-    if traits.state:
-        state = program.initial_state(config, data.classes, jax.random.key(0), few)
-        mixes = program.mixes(config, data.classes, params | {STATE: state}, few, evaluated=True)
-        expected = "must be evaluated example by example, with its running averages, and not by "
-        expected += "the batch, as with use_running_average=False also where it is not trained"
-        refuse([Join("model.name", mixes, expected)])
-    if traits.state and config.evaluation.statistics == "recomputed":
-        reads = program.reads_state(config, data.classes, params, few)
+    state = program.initial_state(config, data.classes, jax.random.key(0), few)
+    variables = params | {STATE: state}
+    expected = "must be evaluated example by example, with its running averages, and not by the "
+    expected += "batch, as with use_running_average=False also where it is not trained"
+    mixes = program.mixes(config, data.classes, variables, few, evaluated=True)
+    yield Join("model.name", mixes, expected)
+    if config.evaluation.statistics == "recomputed":
         expected = "must be 'carried': in training this model reads its state, as with a spectral "
         expected += "norm, a codebook or a frozen norm, so that it is no average of other batches"
-        refuse([Join("evaluation.statistics", reads, expected)])
-    if traits.state and size == 1:
-        blind = program.is_blind(config, data.classes, params, few)
-        expected = (
-            f"must be 2 or more: of config.batch_size = {config.batch_size} each norm takes one "
-        )
-        expected += "example, and what is left of it is the same for all"
-        refuse([Join("model.norm_examples", blind, expected)])
-    if not size:
-        return
+        yield Join("evaluation.statistics", program.reads_state(*model, few), expected)
+    if size == 1:
+        expected = f"must be 2 or more: of config.batch_size = {config.batch_size} each norm takes "
+        expected += "one example, and what is left of it is the same for all"
+        yield Join("model.norm_examples", program.is_blind(*model, few), expected)
+
+
+def _norms(config: Config, size: int, traits: Traits) -> Iterator[Join]:
+    """Yields the joins of a norm that takes `size` examples together."""
+    key, batch, parts = "model.norm_examples", config.batch_size, program.workers_of(config)
     if config.methods.reduces_itself:
-        key, together = config.methods.key("micro_batch"), config.methods.get("micro_batch", size)
-        expected = f"must divide config.{key} = {together}, the examples that are computed together"
-        refuse([Join("model.norm_examples", together % size, expected)])
-        return
-    batch, parts = config.batch_size, program.workers_of(config)
-    expected = f"must be given, as config.batch_size = {batch} examples do not divide among "
-    expected += f"{parts} workers' passes"
-    refuse(
-        [Join("model.norm_examples", not config.model.norm_examples and batch % parts, expected)]
-    )
-    together = batch // program.passes_of(config)
-    expected = f"must divide {together}, the examples that are computed together"
-    refuse([Join("model.norm_examples", together % size, expected)])
+        micro, together = config.methods.key("micro_batch"), config.methods.get("micro_batch", size)
+        share = batch // parts
+        expected = f"must be given, and at most {share}, an equal share of config.batch_size = "
+        yield Join(key, traits.state and size > share, f"{expected}{batch}")
+        expected = f"must divide config.{micro} = {together}, the examples that are computed "
+    else:
+        expected = f"must be given, as config.batch_size = {batch} examples do not divide among "
+        uneven = not config.model.norm_examples and batch % parts
+        yield Join(key, uneven, f"{expected}{parts} workers' passes")
+        together = batch // program.passes_of(config)
+        expected = f"must divide {together}, the examples that are computed "
+    yield Join(key, together % size, f"{expected}together")
 
 
 def check_parts(config: Config, data: Dataset, params: Params) -> None:
