@@ -31,7 +31,7 @@ from jax import lax
 
 from optdyn.base.trees import Params, Tree
 from optdyn.clock.timeline import AllReduceStep, Meeting
-from optdyn.core import Batch, Event, Gradient, Info, LoggedState, Rule
+from optdyn.core import Batch, Event, Gradient, Info, LoggedState, Rule, all_reduce
 from optdyn.methods.method import MethodStack
 from optdyn.methods.workers import put, row, table
 from optdyn.problem.models.adapters import from_moments, mean_of_rows, moments
@@ -173,7 +173,10 @@ def meeting(rule: Rule) -> Rule:
 
         def mean(carried: Params) -> Params:
             def of_nodes(tree: Params) -> Params:
-                return lax.pmean(jax.tree.map(lambda leaf: weight * leaf, tree), "node")
+                # As one sum: XLA's CPU ends in a fault if it loads a branch with several from a file.
+                weighted = jax.tree.map(lambda leaf: weight * leaf.astype(jnp.float32), tree)
+                sums = all_reduce(weighted, "node")
+                return jax.tree.map(lambda leaf: leaf / lax.axis_size("node"), sums)
 
             center = of_nodes(carried)
             return from_moments(of_nodes(moments(carried, center)), center, carried)
