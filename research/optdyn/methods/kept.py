@@ -173,7 +173,7 @@ def meeting(rule: Rule) -> Rule:
 
         def mean(carried: Params) -> Params:
             def of_nodes(tree: Params) -> Params:
-                # As one sum: XLA's CPU ends in a fault if it loads a branch with several from a file.
+                # As one sum: XLA on a CPU ends in a fault if it loads a branch with several.
                 weighted = jax.tree.map(lambda leaf: weight * leaf.astype(jnp.float32), tree)
                 sums = all_reduce(weighted, "node")
                 return jax.tree.map(lambda leaf: leaf / lax.axis_size("node"), sums)
