@@ -124,7 +124,10 @@ def full_gradient(loss: Loss, accumulation: int = 1, has_aux: bool = False) -> G
         if accumulation == 1:
             return value_and_grad(params, batch)
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in batch.items()}
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, batch))
+        found = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(loss, params, batch)
+        )
+        zeros = found, jax.tree.map(jnp.zeros_like, params)
         total, _ = jax.lax.scan(add, zeros, split)
         return jax.tree.map(lambda leaf: leaf / accumulation, total)
 

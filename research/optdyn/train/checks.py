@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import jax
-
 from optdyn import experiment
 from optdyn.base import lookup
 from optdyn.base.errors import Join
@@ -23,23 +21,25 @@ def check(config: Config) -> None:
     lookup.check_code(config)
 
 
-def check_traits(config: Config, data: Dataset, params: Params, traits: Traits) -> None:
+def check_traits(
+    config: Config, data: Dataset, params: Params, state: Params | None, traits: Traits
+) -> None:
     """Raises `ConfigError` where a model with these traits cannot be trained in this way."""
     if not (size := program.norm_examples(config, traits)):
         check_parts(config, data, params)
     for joins in (
         experiment.state_joins(config, *traits),
-        _state(config, data, params, size) if traits.state else (),
+        _state(config, data, params, state, size) if state else (),
         _norms(config, size, traits) if size else (),
     ):
         experiment.refuse_first(config, joins)
 
 
-def _state(config: Config, data: Dataset, params: Params, size: int) -> Iterator[Join]:
-    model = config, data.classes, params
+def _state(
+    config: Config, data: Dataset, params: Params, state: Params, size: int
+) -> Iterator[Join]:
     few = head(data.train, EXAMPLES)
-    state = program.initial_state(config, data.classes, jax.random.key(0), few)
-    variables = params | {STATE: state}
+    model, variables = (config, data.classes, params, state), params | {STATE: state}
     expected = "must be evaluated example by example, with its running averages, and not by the "
     expected += "batch, as with use_running_average=False also where it is not trained"
     mixes = program.mixes(config, data.classes, variables, few, evaluated=True)

@@ -165,31 +165,33 @@ def check(config: Config, classes: int, examples: Examples) -> Traits:
     return _check(_problem_key(config, classes), tuple(shapes))
 
 
-def reads_state(config: Config, classes: int, params: Params, examples: Examples) -> bool:
+def initial_state(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
+    """Returns the model's state that goes with `init`; compiled once a model."""
+    return _initial_state(_problem_key(config, classes))(key, examples)
+
+
+def reads_state(
+    config: Config, classes: int, params: Params, state: Params, examples: Examples
+) -> bool:
     """Returns whether outputs in training depend on the model's state, as with a spectral norm."""
-    problem = problem_of(config, classes)
-    shapes = jax.eval_shape(problem.initial_state, jax.random.key(0), examples)
+    outputs = _outputs(_problem_key(config, classes))
 
-    @jax.jit
-    def outputs(value: jax.Array) -> jax.Array:
-        state = jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), shapes)
-        return problem.carrying(state).outputs(params, examples)
+    def at(value: float) -> jax.Array:
+        return outputs(
+            params, jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state), examples
+        )
 
-    first, *others = map(outputs, (0.0, 1.0, 1e6))  # of counters, too
+    first, *others = map(at, (0.0, 1.0, 1e6))  # of counters, too
     return not all(np.array_equal(first, y, equal_nan=True) for y in others)
 
 
-def is_blind(config: Config, classes: int, params: Params, examples: Examples) -> bool:
+def is_blind(
+    config: Config, classes: int, params: Params, state: Params, examples: Examples
+) -> bool:
     """Returns whether all examples have the same outputs in training, as of a norm over one."""
-    problem = _problem(_problem_key(config, classes, norm_examples=1))[0]
+    outputs = _outputs(_problem_key(config, classes, norm_examples=1))
     other = {name: np.roll(leaf, 1, axis=0) for name, leaf in examples.items()}
-    outputs = jax.jit(problem.outputs)
-    return np.array_equal(outputs(params, examples), outputs(params, other))
-
-
-def initial_state(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
-    """Returns the model's state that goes with `init`."""
-    return jax.jit(problem_of(config, classes).initial_state)(key, examples)
+    return np.array_equal(outputs(params, state, examples), outputs(params, state, other))
 
 
 def mixes(
@@ -268,6 +270,22 @@ def _problem_key(config: Config, classes: int, norm_examples: int = 0) -> Proble
 def _problem(key: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
     found = problem.make(*key[:-1])
     return found, jax.jit(found.init)
+
+
+@lru_cache(maxsize=32)
+def _initial_state(key: ProblemKey) -> Callable[[jax.Array, Examples], Params]:
+    return jax.jit(_problem(key)[0].initial_state)
+
+
+@lru_cache(maxsize=32)
+def _outputs(key: ProblemKey) -> Callable[[Params, Params, Examples], jax.Array]:
+    """Returns `(parameters, the model's state, examples) ->` the outputs in training."""
+    problem = _problem(key)[0]
+
+    def outputs(params: Params, state: Params, examples: Examples) -> jax.Array:
+        return problem.carrying(state).outputs(params, examples)
+
+    return jax.jit(outputs)
 
 
 @lru_cache(maxsize=32)

@@ -110,7 +110,8 @@ def prepare(
     with shared_data.COMPILE_LOCK:
         key = seeds.key(config.seed, "init")
         params = program.init(config, data.classes, key, one)
-        check_traits(config, data, params, traits)
+        state = program.initial_state(config, data.classes, key, one) if traits.state else None
+        check_traits(config, data, params, state, traits)
     origin: Json = {}
     if config.init_from and not resumed:
         params, origin = run_on_first(lambda: _parameters_from(config.init_from, params))
@@ -127,11 +128,9 @@ def prepare(
     by_block = config.methods.servers(model.problem)
     for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
-    state = batches = None
-    if program.keeping_of(config, traits).carries:
-        state = program.initial_state(config, data.classes, key, one)
-    elif traits.state:
-        batches = fixed_batches(config, data, program.norm_examples(config, traits))
+    batches = None
+    if state and not program.keeping_of(config, traits).carries:  # which is recomputed
+        state, batches = None, fixed_batches(config, data, program.norm_examples(config, traits))
     run = Run(
         config,
         data,

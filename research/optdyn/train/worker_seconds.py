@@ -36,10 +36,8 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Callable[..., np.ndarra
             batch = problem.batch(examples, indices[i])
             return jax.tree.map(jnp.add, sums, part(params, event, batch, worker))
 
-        zeros: Tree = (
-            (jnp.float32(0), {}),
-            jax.tree.map(jnp.zeros_like, params),
-        )  # no state is carried
+        nothing: Tree = jnp.float32(0), {}  # a loss, and no state
+        zeros = nothing, jax.tree.map(jnp.zeros_like, params)
         return jax.lax.fori_loop(0, n, body, zeros)
 
     def run(state: State, examples: Examples, events: Event, indices: Array, n: int) -> np.ndarray:
